@@ -1,0 +1,183 @@
+"""The server that workers are forked from: one small process that has imported torch, and waits.
+
+It is exec'ed by the notebook's kernel, so it holds none of the kernel's threads, locks or CUDA
+contexts, and it stays single-threaded, so that forking it is sound. It must never call
+`torch.cuda`. While nothing is asked of it, it imports what first use would cost every worker
+anew (`IDLE_IMPORTS`: an optimizer's first step imports torch._dynamo).
+
+Every process it forks, and every process those leave behind, is killed when a launch ends or the
+kernel closes the control socket, be it because it was killed itself. It is its descendants'
+reaper (PR_SET_CHILD_SUBREAPER), so that none escapes. Linux only; elsewhere `servers` starts
+each worker anew.
+
+Messages on the control socket (SEQPACKET), JSON, from the kernel: fork (rank; the descriptors
+ride along), signal (pids, number), end (kill all). To the kernel: ready, forked (pid), exited
+(pid, status), ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from playbook_utils.workers.worker import Descriptors, run
+
+__all__ = ["main"]
+
+IDLE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "torch.nn.parallel")
+GRACE_S = 0.5
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class _Server:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        # Not the socket alone: a process that the kernel forked may hold its other end open.
+        self._kernel = os.pidfd_open(os.getppid())
+        self._ranks: set[int] = set()
+        self._idle_imports = list(IDLE_IMPORTS)
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        self._libc = ctypes.CDLL(None)
+        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def serve(self) -> None:
+        """Answer until the kernel closes the control socket, then kill what is left."""
+        gc.freeze()
+        self._tell(event="ready", threads=len(os.listdir("/proc/self/task")))
+        while True:
+            idle_s = 0.2 if self._idle_imports and not self._ranks else None
+            sources: list[Any] = [self._control, self._wake, self._kernel]
+            readable, _, _ = select.select(sources, [], [], idle_s)
+            if not readable:
+                self._import_one()
+            if self._wake in readable:
+                os.read(self._wake, 4096)
+                self._reap()
+            if self._kernel in readable or (self._control in readable and not self._answer()):
+                break
+        self._end()
+
+    def _import_one(self) -> None:
+        # An import can take seconds; the kernel may be gone by then, and nothing is to outlive it.
+        signal.signal(signal.SIGALRM, lambda *_: self._exit_if_alone())
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        importlib.import_module(self._idle_imports.pop(0))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        gc.collect()
+        gc.freeze()
+
+    def _exit_if_alone(self) -> None:
+        if select.select([self._kernel], [], [], 0)[0]:
+            os._exit(0)
+
+    def _answer(self) -> bool:
+        number = len(fields(Descriptors))
+        try:
+            message, fds, _, _ = socket.recv_fds(self._control, 65536, number)
+        except ConnectionError:
+            return False
+        if not message:
+            return False
+        order = json.loads(message)
+        if order["do"] == "fork":
+            self._fork(order["rank"], fds)
+        elif order["do"] == "signal":
+            for pid in self._ranks.intersection(order["pids"]):
+                os.kill(pid, order["number"])
+        else:
+            self._end()
+            self._tell(event="ended")
+        return True
+
+    def _fork(self, rank: int, fds: list[int]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(rank, fds, parent)
+        self._ranks.add(pid)
+        for fd in fds:
+            os.close(fd)
+        self._tell(event="forked", pid=pid)
+
+    def _become_worker(self, rank: int, fds: list[int], parent: int) -> NoReturn:
+        os.setsid()
+        self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._control.close()
+        os.close(self._wake)
+        os.close(self._kernel)
+        gc.enable()
+        names = [f.name for f in fields(Descriptors)][: len(fds)]
+        run(rank, Descriptors(**dict(zip(names, fds, strict=True))))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._ranks:
+                self._ranks.remove(pid)
+                self._tell(event="exited", pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def _end(self) -> None:
+        """Kill the ranks, then whatever they left, which by then are children of ours."""
+        groups = set(self._ranks)
+        for pid in groups:
+            # The ranks first and alone: their resource trackers then remove shared memory.
+            os.kill(pid, signal.SIGKILL)
+        started = time.monotonic()
+        asked: set[int] = set()
+        while (children := _children()) and time.monotonic() < started + 10 * GRACE_S:
+            late = time.monotonic() > started + GRACE_S
+            for pid in children - groups if late else children - groups - asked:
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                asked.add(pid)
+            self._reap()
+            if _children():
+                time.sleep(0.002)
+
+    def _tell(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # the kernel is gone: serve() sees it too, and ends
+            self._control.send(json.dumps(message).encode())
+
+
+def _children() -> set[int]:
+    """Processes whose parent is this one, zombies included."""
+    pid = os.getpid()
+    return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def main(fd: int) -> None:
+    """Serve on the control socket with descriptor `fd`."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    control = socket.socket(fileno=fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        _Server(control).serve()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc(file=sys.__stderr__)
+        os._exit(1)
+    os._exit(0)

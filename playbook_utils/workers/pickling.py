@@ -1,0 +1,162 @@
+"""Moving functions, classes and tensors between a notebook and its workers.
+
+cloudpickle sends what a cell defines by value. Four things are mended here:
+
+* it renames the file of every function to "<dynamic-code>", which loses the cell's lines from
+  tracebacks and `inspect`: the name is kept, and the cells' sources travel along;
+* unpickling a result sets the attributes of a class anew, so that a counter kept on a class of
+  the notebook would jump back: a class that is already here is left as it is;
+* a tensor travels as its bytes (torch's own way costs a zip archive per tensor), always to the
+  CPU, with its `.grad`; two names for one tensor stay one (tied weights);
+* what arrives by value is put into the worker's `__main__`, so that plain pickle (as in
+  `all_gather_object`) finds the classes of a cell.
+
+Left out: tensors that are views of one storage arrive as separate tensors, contiguous.
+
+    payload = dumps(obj)            # payload.data, payload.sources
+    obj = loads(payload.data)
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import torch
+from cloudpickle import cloudpickle as _cloudpickle
+
+__all__ = ["Payload", "add_sources", "dumps", "fill_main", "loads"]
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A pickled object and the cells it came from."""
+
+    data: memoryview
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """{file name: text} of the code that no file holds."""
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5)
+        self.code_files: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            self.code_files.add(obj.co_filename)
+            return _reduce_code(obj)
+        if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
+            return _reduce_tensor(obj)
+        return super().reducer_override(obj)
+
+
+def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    make, args = _cloudpickle._code_reduce(code)
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if tensor.is_quantized or tensor.device.type == "meta":
+        return NotImplemented
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    content: Any = flat.resolve_conj().resolve_neg().view(torch.uint8).numpy()
+    raw = pickle.PickleBuffer(content)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    requires_grad = tensor.requires_grad and tensor.is_leaf
+    grad = tensor.grad if tensor.is_leaf else None
+    return _make_tensor, (raw, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter, grad)
+
+
+def _make_tensor(
+    raw: bytearray,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    is_parameter: bool,
+    grad: torch.Tensor | None,
+) -> torch.Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    if raw:
+        flat = torch.frombuffer(raw, dtype=torch.uint8)
+        tensor.view(-1).view(torch.uint8).copy_(flat)
+    if is_parameter:
+        tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    else:
+        tensor.requires_grad_(requires_grad)
+    tensor.grad = grad
+    return tensor
+
+
+class _Unpickler(pickle.Unpickler):
+    """Leaves classes that this process already has as they are."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._new_classes: set[type] = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle":
+            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+                return self._noting_new(found)
+            if name == "_class_setstate":
+                return lambda cls, state: found(cls, state) if cls in self._new_classes else cls
+        return found
+
+    def _noting_new(self, make_class: Callable[..., type]) -> Callable[..., type]:
+        def make(*args: Any) -> type:
+            before = set(_cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values())
+            cls = make_class(*args)
+            if cls not in before:
+                self._new_classes.add(cls)
+            return cls
+
+        return make
+
+
+def dumps(obj: Any) -> Payload:
+    """Pickle `obj`; raises what its parts raise where they cannot be pickled."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(obj)
+    sources = {}
+    for name in pickler.code_files:
+        lines = [] if os.path.exists(name) else linecache.getlines(name)
+        if lines:
+            sources[name] = "".join(lines)
+    return Payload(file.getbuffer(), sources)
+
+
+def loads(data: bytes | bytearray | memoryview) -> Any:
+    """Unpickle, leaving classes that this process already has as they are."""
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+def add_sources(sources: Mapping[str, str]) -> None:
+    """Make `linecache`, and so tracebacks and `inspect`, know the notebook's cells."""
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def fill_main(fn: Callable[..., Any]) -> None:
+    """Put what came by value from the notebook's `__main__` into this process's `__main__`."""
+    main = sys.modules["__main__"].__dict__
+    plain = getattr(fn, "__wrapped__", fn)
+    plain = getattr(plain, "func", plain)  # functools.partial
+    if getattr(plain, "__module__", None) == "__main__" and hasattr(plain, "__globals__"):
+        for name, value in plain.__globals__.items():
+            if not name.startswith("__"):
+                main.setdefault(name, value)
+        main.setdefault(plain.__name__, plain)
+    for cls in list(_cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()):
+        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+            main[cls.__name__] = cls

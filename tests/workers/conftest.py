@@ -1,0 +1,113 @@
+"""A real Jupyter kernel to drive, and a look at what a launch leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client import BlockingKernelClient, KernelManager
+
+
+class Kernel:
+    """One ipykernel process."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel()
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.pid
+
+    def start(self, code: str) -> str:
+        return self.client.execute(code)
+
+    def run(self, code: str, timeout_s: float = 90) -> str:
+        """Run a cell; its printed text, the repr of its value, or its error's text."""
+        return self.wait(self.start(code), timeout_s)
+
+    def wait(self, request: str, timeout_s: float = 90) -> str:
+        text = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                text.append(content["text"])
+            elif message["msg_type"] == "execute_result":
+                text.append(content["data"]["text/plain"])
+            elif message["msg_type"] == "error":
+                text.append("\n".join(content["traceback"]))
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return "".join(text)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def wait_for_workers(self, number: int, timeout_s: float = 30) -> list[psutil.Process]:
+        """The server and at least `number` workers below it."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := self.descendants()) < number + 1:
+            assert time.monotonic() < deadline, f"only {found}"
+            time.sleep(0.05)
+        return found
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel(now=True)
+        else:
+            self.manager.cleanup_resources()
+
+
+@pytest.fixture
+def start_kernel() -> Iterator[Callable[[], Kernel]]:
+    kernels: list[Kernel] = []
+
+    def start() -> Kernel:
+        kernels.append(Kernel())
+        return kernels[-1]
+
+    yield start
+    for kernel in kernels:
+        kernel.close()
+
+
+@pytest.fixture
+def kernel(start_kernel: Callable[[], Kernel]) -> Kernel:
+    return start_kernel()
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """The processes that still run after `seconds`; a zombie no longer runs."""
+    deadline = time.monotonic() + seconds
+    while (left := [p for p in processes if _runs(p)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shared_files() -> set[str]:
+    """What is in shared memory and, of the launcher's, in the temporary folder."""
+    folders = [Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp"))]
+    found = {str(p) for p in folders[0].iterdir()} if folders[0].is_dir() else set()
+    return found | {str(p) for p in folders[1].glob("playbook-*")}

@@ -1,0 +1,188 @@
+"""Launches from cells of a real kernel: what cells define, interrupts, and a kernel's death."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+
+from tests.workers.conftest import Kernel, gone_within, shared_files
+
+IMPORTS = """
+import os, time
+from dataclasses import dataclass
+import torch, torch.distributed as dist
+from playbook_utils.workers import launch
+"""
+
+
+def test_what_cells_define_travels_both_ways(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    kernel.run(
+        "offset = 10\n"
+        "class Counter:\n    made = 0\n"
+        "@dataclass\nclass Pair:\n    rank: int\n    value: torch.Tensor\n"
+        "class Scale(torch.nn.Module):\n"
+        "    def __init__(self, by):\n        super().__init__()\n"
+        "        self.by = torch.nn.Parameter(torch.tensor(by))\n"
+        "    def forward(self, x):\n        return self.by * x\n"
+    )
+    kernel.run("Counter.made = 7")
+    kernel.run(
+        "def work(scale):\n"
+        "    Counter.made += 1\n"
+        "    pairs = [None] * dist.get_world_size()\n"
+        "    dist.all_gather_object(pairs, Pair(dist.get_rank(), torch.ones(2)))\n"
+        "    return Counter(), pairs, scale, scale(torch.tensor(2.0)).item() + offset\n"
+    )
+    kernel.run("results = launch(work, Scale(3.0), world_size=3)")
+    assert kernel.run("[r[3] for r in results]") == "[16.0, 16.0, 16.0]"
+    assert kernel.run("all(isinstance(r[0], Counter) for r in results)") == "True"
+    assert kernel.run("[(type(p) is Pair, p.rank) for p in results[2][1]]") == (
+        "[(True, 0), (True, 1), (True, 2)]"
+    )
+    assert kernel.run("isinstance(results[1][2], Scale), results[1][2].by.item()") == "(True, 3.0)"
+    assert kernel.run("Counter.made") == "7", "a class of the notebook was overwritten"
+
+
+def test_an_error_shows_the_cell_and_its_lines(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    kernel.run("def inner():\n    raise ValueError('from the cell')")
+    kernel.run("def work():\n    if dist.get_rank() == 1:\n        inner()\n    dist.barrier()")
+    text = kernel.run("launch(work, world_size=3)")
+    assert text.startswith("LaunchError: rank 1 of 3 failed")
+    assert "Cell In[3], line 3, in work\n    inner()" in text
+    assert "Cell In[2], line 2, in inner\n    raise ValueError('from the cell')" in text
+    assert "ranks 0, 2: barrier (Cell In[3], line 4)" in text
+    assert "site-packages" not in text and "playbook_utils" not in text
+
+
+def test_a_deadlock_names_the_cells_lines(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    kernel.run(
+        "def work():\n    x = torch.ones(1)\n    if dist.get_rank() == 1:\n"
+        "        dist.recv(x, 0)\n    dist.all_reduce(x)"
+    )
+    text = kernel.run("launch(work, world_size=3, timeout_s=2)")
+    assert text.startswith("LaunchTimeout: ")
+    assert "ranks 0, 2: all_reduce (Cell In[2], line 5)" in text
+    assert "rank 1: recv (Cell In[2], line 4)" in text
+
+
+def test_source_of_a_cell_is_known_in_the_worker(kernel: Kernel) -> None:
+    kernel.run(IMPORTS + "import inspect")
+    kernel.run("def work():\n    return inspect.getsource(work)  # here")
+    assert "# here" in kernel.run("print(launch(work, world_size=1)[0])")
+
+
+@pytest.mark.parametrize("body", ["time.sleep(60)", "dist.barrier() if rank else time.sleep(60)"])
+def test_an_interrupt_ends_all_ranks(kernel: Kernel, body: str) -> None:
+    before = shared_files()
+    kernel.run(IMPORTS)
+    request = kernel.start(
+        f"def work():\n    rank = dist.get_rank()\n    {body}\nlaunch(work, world_size=3)"
+    )
+    server, *workers = kernel.wait_for_workers(3)
+    time.sleep(0.3)
+    kernel.manager.interrupt_kernel()
+    text = kernel.wait(request, timeout_s=10)
+    assert "LaunchInterrupted: interrupted; all 3 ranks were stopped" in text
+    assert gone_within(workers, 1) == []
+    assert server.is_running() and shared_files() == before
+    assert kernel.run("launch(dist.get_rank, world_size=2)") == "[0, 1]"
+
+
+@pytest.mark.parametrize("end", ["kill", "shutdown"])
+def test_a_kernel_that_ends_leaves_nothing(kernel: Kernel, end: str) -> None:
+    before = shared_files()
+    kernel.run(IMPORTS)
+    kernel.start(
+        "def work():\n"
+        "    data = torch.utils.data.TensorDataset(torch.ones(8))\n"
+        "    loader = torch.utils.data.DataLoader(data, num_workers=1)\n"
+        "    for batch in loader:\n        time.sleep(60)\n"
+        "launch(work, world_size=2)"
+    )
+    processes = kernel.wait_for_workers(4)
+    assert len(processes) >= 5, "server, two ranks, two data loader workers"
+    listening = {
+        c.laddr.port for p in processes for c in p.net_connections() if c.status == "LISTEN"
+    }
+    if end == "kill":
+        kernel.kill()
+    else:
+        kernel.manager.shutdown_kernel(now=True)
+    assert gone_within(processes, 3) == []
+    assert shared_files() == before
+    ports = {c.laddr.port for c in psutil.net_connections() if c.status == "LISTEN"}
+    assert not listening & ports
+
+
+def test_a_kernel_killed_while_the_server_still_imports_leaves_nothing(kernel: Kernel) -> None:
+    kernel.run("from playbook_utils.workers import prewarm; prewarm()")
+    processes = kernel.wait_for_workers(0)
+    kernel.kill()
+    assert gone_within(processes, 3) == []
+
+
+def test_nothing_listens_on_other_than_loopback(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    kernel.start("def work():\n    dist.barrier()\n    time.sleep(60)\nlaunch(work, world_size=3)")
+    _, *workers = kernel.wait_for_workers(3)
+    time.sleep(0.5)
+    addresses = {c.laddr.ip for p in workers for c in p.net_connections() if c.laddr}
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_two_kernels_launch_at_the_same_time(start_kernel) -> None:
+    kernels = [start_kernel(), start_kernel()]
+    for kernel in kernels:
+        kernel.run(IMPORTS)
+        kernel.run(
+            "def work():\n    x = torch.ones(1)\n    dist.all_reduce(x)\n    return x.item()"
+        )
+    code = "[launch(work, world_size=3) for _ in range(5)][-1]"
+    requests = [kernel.start(code) for kernel in kernels]
+    assert [k.wait(r) for k, r in zip(kernels, requests, strict=True)] == ["[3.0, 3.0, 3.0]"] * 2
+
+
+def test_stored_output_is_the_same_on_every_run(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    kernel.run(
+        "def work():\n    for i in range(3):\n        print('step', i)\n        dist.barrier()"
+    )
+    texts = {kernel.run("launch(work, world_size=4);") for _ in range(5)}
+    assert texts == {"".join(f"[rank {r}] step {i}\n" for r in range(4) for i in range(3))}
+
+
+def test_output_of_rank_0_is_live(kernel: Kernel) -> None:
+    kernel.run(IMPORTS)
+    request = kernel.start(
+        "def work():\n    print('early')\n    time.sleep(60)\nlaunch(work, world_size=2)"
+    )
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        message = kernel.client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "stream":
+            break
+    assert message["content"]["text"].startswith("[rank 0] early")
+    kernel.manager.interrupt_kernel()
+    assert "[rank 1] early" in kernel.wait(request, timeout_s=10)
+
+
+def test_a_launch_works_after_threaded_work_in_the_kernel(kernel: Kernel) -> None:
+    """Forking the kernel itself hangs here: OpenMP's threads do not survive a fork."""
+    kernel.run(IMPORTS)
+    kernel.run("torch.set_num_threads(2); a = torch.ones(600, 600); b = a @ a")
+    assert kernel.run("launch(lambda: (a @ a)[0, 0].item(), world_size=2)") == "[600.0, 600.0]"
+
+
+def test_the_kernels_own_files_are_not_inherited(kernel: Kernel) -> None:
+    kernel.run(IMPORTS + "secret = open(os.devnull)")
+    code = "launch(lambda: [os.readlink(f'/proc/self/fd/{f}') for f in os.listdir('/proc/self/fd')"
+    code += " if os.path.exists(f'/proc/self/fd/{f}')], world_size=1)[0]"
+    held = eval(kernel.run(code))
+    assert os.devnull in held, "standard input"
+    assert sum(name == os.devnull for name in held) == 1

@@ -1,0 +1,232 @@
+"""What a launch gives back, in this process: results, arguments, output, bad arguments."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+import random
+import threading
+from dataclasses import dataclass
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from playbook_utils.errors import LaunchError, NestedLaunchError
+from playbook_utils.workers import device, launch, prewarm, shutdown
+from playbook_utils.workers.servers import ForkServer
+
+
+def rank_squared(add: int = 0) -> int:
+    return dist.get_rank() ** 2 + add
+
+
+def summed(value: torch.Tensor) -> torch.Tensor:
+    total = value * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    return total
+
+
+@dataclass
+class Box:
+    value: torch.Tensor
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_results_come_in_rank_order(world_size: int) -> None:
+    assert launch(rank_squared, 1, world_size=world_size) == [r**2 + 1 for r in range(world_size)]
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_collectives_work(start_method: str) -> None:
+    results = launch(summed, torch.arange(3.0), world_size=2, start_method=start_method)
+    assert all(torch.equal(r, 3 * torch.arange(3.0)) for r in results)
+
+
+def test_closures_partials_lambdas_and_dataclasses() -> None:
+    offset = 7
+    assert launch(lambda: dist.get_rank() + offset, world_size=2) == [7, 8]
+    assert launch(functools.partial(rank_squared, add=2), world_size=2) == [2, 3]
+    (box,) = launch(lambda b: Box(b.value + 1), Box(torch.ones(2)), world_size=1)
+    assert isinstance(box, Box) and torch.equal(box.value, torch.full((2,), 2.0))
+
+
+def test_a_module_comes_back_with_its_gradients_and_its_ties() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+    def train() -> torch.nn.Module:
+        model = Tied()
+        model.head(model.embedding(torch.tensor([1, 2]))).sum().backward()
+        return model
+
+    model = launch(train, world_size=1)[0]
+    assert isinstance(model, Tied)
+    assert model.head.weight is model.embedding.weight
+    assert isinstance(model.head.weight, torch.nn.Parameter) and model.head.weight.requires_grad
+    assert model.head.weight.grad is not None and model.head.weight.grad.abs().sum() > 0
+
+
+def test_200_megabytes_come_back() -> None:
+    (tensor,) = launch(lambda: torch.arange(50_000_000, dtype=torch.float32), world_size=1)
+    assert tensor.nbytes == 200_000_000 and tensor[-1] == 49_999_999
+
+
+def test_fifty_launches_in_a_row_leave_no_descriptor() -> None:
+    launch(rank_squared, world_size=2)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        assert launch(rank_squared, world_size=2) == [0, 1]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_launches_from_several_threads_wait_for_each_other() -> None:
+    results: dict[int, list[int]] = {}
+    threads = [
+        threading.Thread(
+            target=lambda i=i: results.update({i: launch(rank_squared, i, world_size=2)})
+        )
+        for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {i: [i, i + 1] for i in range(4)}
+
+
+def test_data_loader_workers_inside_a_rank() -> None:
+    def total() -> float:
+        data = torch.utils.data.TensorDataset(torch.arange(10.0))
+        loader = torch.utils.data.DataLoader(data, batch_size=3, num_workers=2)
+        return sum(float(batch.sum()) for (batch,) in loader)
+
+    assert launch(total, world_size=2) == [45.0, 45.0]
+
+
+def test_ranks_draw_different_numpy_and_python_numbers_and_equal_torch_ones() -> None:
+    def draw() -> tuple[float, float, float]:
+        return numpy.random.rand(), random.random(), float(torch.rand(()))
+
+    first, second = launch(draw, world_size=2)
+    assert first[0] != second[0] and first[1] != second[1] and first[2] == second[2]
+
+
+def test_environment_folder_and_threads(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("LESSON", "six")
+    monkeypatch.chdir(tmp_path)
+
+    def look() -> tuple[str, str, int, str, str]:
+        names = ("LESSON", "RANK", "WORLD_SIZE")
+        lesson, rank, world = (os.environ[name] for name in names)
+        return lesson, os.getcwd(), torch.get_num_threads(), rank, world
+
+    assert launch(look, world_size=2, threads=1) == [
+        ("six", str(tmp_path), 1, str(rank), "2") for rank in range(2)
+    ]
+    cores = len(os.sched_getaffinity(0))
+    assert launch(torch.get_num_threads, world_size=1) == [cores]
+    assert launch(torch.get_num_threads, world_size=8) == [max(1, cores // 8)] * 8
+
+
+def test_the_debug_level_set_in_the_notebook_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    assert launch(lambda: str(dist.get_debug_level()), world_size=1) == ["DebugLevel.DETAIL"]
+
+
+def test_device_is_the_cpu_under_gloo() -> None:
+    assert launch(device, world_size=1, backend="gloo") == [torch.device("cpu")]
+
+
+def test_output_is_labelled_and_in_rank_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def talk() -> None:
+        for i in range(2):
+            print("line", i)
+        os.write(1, b"from C\n")
+        print("partial", end="")
+
+    launch(talk, world_size=2)
+    lines = ["line 0", "line 1", "from C", "partial"]
+    expected = [f"[rank {rank}] {line}" for rank in range(2) for line in lines]
+    assert capfd.readouterr().out.splitlines() == expected
+
+
+def test_the_server_has_one_thread_and_no_cuda() -> None:
+    server = ForkServer()
+    assert server.threads() == 1
+    server.close()
+    assert launch(torch.cuda.is_initialized, world_size=1) == [False]
+
+
+def test_shutdown_and_prewarm_can_be_repeated() -> None:
+    shutdown()
+    prewarm()
+    prewarm()
+    assert launch(rank_squared, world_size=2) == [0, 1]
+    shutdown()
+    shutdown()
+    assert launch(rank_squared, world_size=2) == [0, 1]
+
+
+def test_a_launch_inside_a_launch_is_refused() -> None:
+    with pytest.raises(LaunchError, match="notebook only") as caught:
+        launch(lambda: launch(rank_squared, world_size=2), world_size=2)
+    assert isinstance(caught.value.__cause__, NestedLaunchError)
+    assert [f.rank for f in caught.value.failures] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"world_size": 0}, ValueError, "found 0"),
+        ({"world_size": -1}, ValueError, "found -1"),
+        ({"world_size": 1000}, ValueError, "1 to 64 .* found 1000"),
+        ({"world_size": "4"}, TypeError, "int, found '4'"),
+        ({"world_size": True}, TypeError, "int, found True"),
+        ({"world_size": 2, "backend": "mpi"}, ValueError, '"gloo", "nccl"'),
+        ({"world_size": 2, "timeout_s": 0}, ValueError, "positive"),
+        ({"world_size": 2, "order": "random"}, ValueError, '"rank" or "arrival"'),
+        ({"world_size": 2, "threads": 0}, ValueError, "positive int"),
+        ({"world_size": 2, "start_method": "forkserver"}, ValueError, '"fork", "spawn"'),
+    ],
+)
+def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        launch(rank_squared, **kwargs)
+
+
+def test_nccl_without_gpus_is_refused() -> None:
+    if torch.cuda.device_count() >= 64:
+        pytest.skip("this machine has 64 GPUs")
+    with pytest.raises(ValueError, match="needs a GPU for each of 64 ranks"):
+        launch(rank_squared, world_size=64, backend="nccl")
+
+
+def test_a_call_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="without calling it"):
+        launch(3, world_size=2)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to workers"):
+        launch(lambda: lock, world_size=1)
+    with pytest.raises(LaunchError, match="a lock, cannot be sent back"):
+        launch(threading.Lock, world_size=1)
+
+
+def test_a_counter_is_the_workers_own() -> None:
+    calls: collections.Counter[str] = collections.Counter()
+
+    def count() -> int:
+        calls["x"] += 1
+        return calls["x"]
+
+    assert launch(count, world_size=2) == [1, 1]
+    assert calls["x"] == 0

@@ -1,0 +1,62 @@
+"""The same call under torchrun: one node of two processes, and two nodes on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import os, torch, torch.distributed as dist
+from playbook_utils.workers import launch, prewarm
+
+def work(scale):
+    total = torch.ones(2) * dist.get_rank() * scale
+    dist.all_reduce(total)
+    return dist.get_rank(), total.tolist()
+
+prewarm()
+first = launch(work, 1, world_size=2)
+second = launch(work, 10, world_size=4)
+if int(os.environ["RANK"]) == 0:
+    print("RESULT", first, second)
+"""
+
+
+def torchrun(script: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def test_two_processes_of_one_node(tmp_path: Path) -> None:
+    script = tmp_path / "lesson.py"
+    script.write_text(SCRIPT)
+    out, err = torchrun(script, "--standalone", "--nproc-per-node", "2").communicate(timeout=120)
+    assert "RESULT [(0, [1.0, 1.0]), (1, [1.0, 1.0])] [(0, [10.0, 10.0]), (1, [10.0, 10.0])]" in out
+    assert "launch(world_size=4) runs on the 2 ranks that torchrun started" in err
+
+
+def test_two_nodes_on_loopback(tmp_path: Path) -> None:
+    script = tmp_path / "lesson.py"
+    script.write_text(SCRIPT)
+    port = str(free_port())
+    shared = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    nodes = [
+        torchrun(script, *shared, "--master-port", port, "--node-rank", str(n)) for n in range(2)
+    ]
+    outs = [node.communicate(timeout=180)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    total = [6.0, 6.0]
+    assert f"RESULT {[(r, total) for r in range(4)]}" in outs[0]
+    assert "RESULT" not in outs[1]
