@@ -1,0 +1,93 @@
+"""Exercises of lesson 00: one on memory, one on communication, one on ranks.
+
+    from playbook_utils.exercises.start_here import SUM_OVER_RANKS
+    check(SUM_OVER_RANKS, sum_over_ranks)
+
+Left out: the solutions, which stand at the end of the notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from playbook_utils.checks import Exercise, expect_calls, expect_close, expect_equal
+from playbook_utils.events import CollectiveEvent
+from playbook_utils.measure import record_communication
+from playbook_utils.predict.communication import wire_bytes
+from playbook_utils.workers import launch
+
+__all__ = ["EXCHANGE_SECONDS", "GPUS_NEEDED", "SUM_OVER_RANKS"]
+
+
+def _verify_gpus_needed(attempt: Callable[[int, int], Any]) -> None:
+    """16 bytes a parameter, the book's section "Memory for weights/gradients/optimizer states"."""
+    gpu_bytes = 80 * 10**9
+    for num_params, hint in (
+        (8_030_261_248, "16 bytes a parameter: 2 weight, 2 gradient, 12 optimizer states"),
+        (10 * 10**9, "160 GB fill two GPUs exactly: no third one is needed"),
+        (70_553_706_496, "what is left over needs a GPU too: round up"),
+        (5_000_000_001, "80 GB and 16 bytes do not fit in one GPU: round up, in whole numbers"),
+    ):
+        expected = -(-16 * num_params // gpu_bytes)
+        what = f"gpus_needed({num_params:,}, {gpu_bytes:,})"
+        expect_equal(attempt(num_params, gpu_bytes), expected, what, hint=hint)
+
+
+def _verify_exchange_seconds(attempt: Callable[[int, int, float], Any]) -> None:
+    """Ring all-reduce of BF16 gradients: 2 (N-1)/N K bytes a rank, the book's appendix A0."""
+    for num_params, world_size, bytes_per_s, hint in (
+        (10**9, 2, 1e9, "2 bytes a gradient; bytes divided by bytes per second"),
+        (10**9, 8, 1e9, "a rank sends 2 (N-1)/N times the bytes of all gradients"),
+        (3 * 10**6, 3, 50e9, "bytes divided by bytes per second"),
+        (10**9, 1, 50e9, "one rank alone has nobody to talk to"),
+    ):
+        expected = wire_bytes("all_reduce", 2 * num_params, world_size) / bytes_per_s
+        what = f"exchange_seconds({num_params:,}, {world_size}, {bytes_per_s:g})"
+        found = attempt(num_params, world_size, bytes_per_s)
+        expect_close(found, expected, what, rtol=1e-6, hint=hint)
+
+
+def _verify_sum_over_ranks(attempt: Callable[[float], Any]) -> None:
+    """The right sum on every rank, by one all_reduce of one number and nothing else."""
+    for world_size in (2, 3):
+        numbers = [float(7 * rank * rank + 3) for rank in range(world_size)]
+        results = launch(
+            _recorded, attempt, numbers, world_size=world_size, timeout_s=30, collective_timeout_s=5
+        )
+        for rank, (found, events) in enumerate(results):
+            hint = f"the ranks hold {numbers}; every rank needs their sum"
+            expect_close(found, sum(numbers), "the sum", rank=rank, hint=hint)
+            hint = "dist.all_reduce adds up on all ranks at once; call it exactly once"
+            expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)
+
+
+def _recorded(
+    attempt: Callable[[float], Any], numbers: list[float]
+) -> tuple[float, tuple[CollectiveEvent, ...]]:
+    """On each rank: its own number in, what came out and what was sent."""
+    with record_communication() as log:
+        found = attempt(numbers[dist.get_rank()])
+    return float(found), log.events
+
+
+GPUS_NEEDED = Exercise(
+    name="gpus_needed",
+    task="how many GPUs hold 16 bytes for each parameter, spread evenly?",
+    verify=_verify_gpus_needed,
+)
+
+EXCHANGE_SECONDS = Exercise(
+    name="exchange_seconds",
+    task="seconds of a ring all-reduce of 2-byte gradients, from bytes and bandwidth",
+    verify=_verify_exchange_seconds,
+)
+
+SUM_OVER_RANKS = Exercise(
+    name="sum_over_ranks",
+    task="add the ranks' numbers up with one all_reduce, on every rank",
+    verify=_verify_sum_over_ranks,
+    hints=("put the number into a tensor; all_reduce works in place, then take it out again",),
+)

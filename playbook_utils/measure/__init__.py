@@ -1,0 +1,41 @@
+"""What a run really did: what it sent, held, saved and when.
+
+One module a subject:
+
+    communication   every collective and send/recv of a rank, in order, with its bytes
+    memory          bytes by category (params, grads, ...) over several training steps
+    saved           bytes that the forward pass keeps for backward
+    timing          seconds of a function, warmed up, synchronised, as a median
+    traces          what ran when, per rank; with `chrome` (files for Perfetto) and `overlap`
+    network         a slow network, emulated, to see communication overlap with compute
+
+Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.show`).
+"""
+
+from playbook_utils.measure.chrome import read_chrome_trace, spans_from_profiler, write_chrome_trace
+from playbook_utils.measure.communication import CommunicationLog, record_communication
+from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
+from playbook_utils.measure.network import slow_network
+from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
+from playbook_utils.measure.saved import saved_for_backward
+from playbook_utils.measure.timing import Timing, measure_time
+from playbook_utils.measure.traces import TraceRecorder, merge_spans
+
+__all__ = [
+    "CommunicationLog",
+    "MemoryLog",
+    "Timing",
+    "TraceRecorder",
+    "exposed_communication_s",
+    "measure_time",
+    "merge_spans",
+    "overlap_s",
+    "read_chrome_trace",
+    "record_communication",
+    "saved_for_backward",
+    "slow_network",
+    "spans_from_profiler",
+    "state_bytes",
+    "track_memory",
+    "write_chrome_trace",
+]

@@ -1,0 +1,248 @@
+"""Every collective and send/recv of this rank, in the order of issue, with its bytes.
+
+Works below `torch.distributed`, where each call becomes one operator of PyTorch's dispatcher, so
+that nothing escapes: async calls, calls from autograd hooks, DDP's C++ reducer, FSDP2, DTensor,
+functional collectives, coalesced and batched ones. `*_object` calls show up as the tensors that
+they send.
+
+    with record_communication() as log:
+        with log.label("backward"):
+            loss.backward()
+    log.calls("all_reduce"), log.wire_bytes()
+    return log            # from a worker: a log is plain data and can be pickled
+
+Left out: times (`measure.traces`), calls issued by another Python thread of one's own, and what
+`torch.compile` has already compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from playbook_utils.events import CollectiveEvent
+from playbook_utils.predict.communication import OPS, wire_bytes
+
+__all__ = ["CommunicationLog", "record_communication"]
+
+
+@dataclass
+class CommunicationLog:
+    """What one rank sent and received, filled while its `record_communication` block runs."""
+
+    _events: list[CollectiveEvent] = field(default_factory=list)
+    _label: str = ""
+
+    @property
+    def events(self) -> tuple[CollectiveEvent, ...]:
+        """All calls so far, in the order in which they were issued."""
+        return tuple(self._events)
+
+    def calls(self, op: str | None = None) -> int:
+        """Number of calls, of one `op` or of all. ValueError for an op that does not exist."""
+        return len(self._select(op))
+
+    def payload_bytes(self, op: str | None = None) -> int:
+        """Sum of the messages in bytes (K of the ring formulas), of one `op` or of all."""
+        return sum(event.payload_bytes for event in self._select(op))
+
+    def wire_bytes(self, op: str | None = None) -> int:
+        """Bytes that this rank sends by the ring convention, of one `op` or of all."""
+        return sum(event.wire_bytes for event in self._select(op))
+
+    @contextmanager
+    def label(self, text: str) -> Iterator[None]:
+        """Give the calls issued inside the block this label; the innermost block wins."""
+        outer, self._label = self._label, text
+        try:
+            yield
+        finally:
+            self._label = outer
+
+    def _select(self, op: str | None) -> list[CollectiveEvent]:
+        if op is not None and op not in OPS:
+            raise ValueError(f"unknown op {op!r}: expected None or one of {', '.join(OPS)}")
+        return [event for event in self._events if op is None or event.op == op]
+
+
+@contextmanager
+def record_communication() -> Iterator[CommunicationLog]:
+    """Record every communication call that this rank issues inside the block.
+
+    Blocks may be nested: each log gets every call once. An event is added when the call is
+    issued, before it runs, so a call that fails is in the log too.
+    """
+    log = CommunicationLog()
+    with _Recorder(log):
+        yield log
+
+
+class _Call(NamedTuple):
+    """How to read one dispatcher operator."""
+
+    op: str
+    message: str
+    """The argument whose tensors are the message; "" where there is none."""
+    per_rank: bool = False
+    """Whether that argument holds one rank's part, so that the message is N times as long."""
+
+
+_CALLS: dict[str, _Call] = {
+    "c10d::_allgather_base_": _Call("all_gather", "output_tensor"),
+    "c10d::_reduce_scatter_base_": _Call("reduce_scatter", "input_tensor"),
+    "c10d::allgather_": _Call("all_gather", "output_tensors"),
+    "c10d::allgather_coalesced_": _Call("all_gather", "output_lists"),
+    "c10d::allgather_into_tensor_coalesced_": _Call("all_gather", "outputs"),
+    "c10d::allreduce_": _Call("all_reduce", "tensors"),
+    "c10d::allreduce_coalesced_": _Call("all_reduce", "tensors"),
+    "c10d::alltoall_": _Call("all_to_all", "input_tensors"),
+    "c10d::alltoall_base_": _Call("all_to_all", "input"),
+    "c10d::barrier": _Call("barrier", ""),
+    "c10d::broadcast_": _Call("broadcast", "tensors"),
+    "c10d::gather_": _Call("gather", "input_tensors", per_rank=True),
+    "c10d::monitored_barrier_": _Call("barrier", ""),
+    "c10d::recv_": _Call("recv", "tensors"),
+    "c10d::recv_any_source_": _Call("recv", "tensors"),
+    "c10d::reduce_": _Call("reduce", "tensors"),
+    "c10d::reduce_scatter_": _Call("reduce_scatter", "input_tensors"),
+    "c10d::reduce_scatter_tensor_coalesced_": _Call("reduce_scatter", "inputs"),
+    "c10d::scatter_": _Call("scatter", "output_tensors", per_rank=True),
+    "c10d::send": _Call("send", "tensors"),
+    "_c10d_functional::all_gather_into_tensor": _Call("all_gather", "input", per_rank=True),
+    "_c10d_functional::all_gather_into_tensor_coalesced": _Call(
+        "all_gather", "inputs", per_rank=True
+    ),
+    "_c10d_functional::all_gather_into_tensor_out": _Call("all_gather", "input", per_rank=True),
+    "_c10d_functional::all_reduce": _Call("all_reduce", "input"),
+    "_c10d_functional::all_reduce_": _Call("all_reduce", "input"),
+    "_c10d_functional::all_reduce_coalesced": _Call("all_reduce", "inputs"),
+    "_c10d_functional::all_reduce_coalesced_": _Call("all_reduce", "inputs"),
+    "_c10d_functional::all_to_all_single": _Call("all_to_all", "input"),
+    "_c10d_functional::broadcast": _Call("broadcast", "input"),
+    "_c10d_functional::broadcast_": _Call("broadcast", "input"),
+    "_c10d_functional::irecv": _Call("recv", "tensor"),
+    "_c10d_functional::isend": _Call("send", "tensor"),
+    "_c10d_functional::reduce_scatter_tensor": _Call("reduce_scatter", "input"),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": _Call("reduce_scatter", "inputs"),
+    "_c10d_functional::reduce_scatter_tensor_out": _Call("reduce_scatter", "input"),
+    "_dtensor::shard_dim_alltoall": _Call("all_to_all", "input"),
+}
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees each operator before it runs and notes those that communicate."""
+
+    def __init__(self, log: CommunicationLog) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log = log
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import torch._dynamo on the first operator: a second in every worker.
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # A mode is off while it handles an operator, so a DTensor must be unwrapped outside
+        # it: declining sends the operator to DTensor first, whose collectives then come here.
+        if _any_dtensor(types):
+            return NotImplemented
+        name = func._schema.name
+        if name in _CALLS or name == "_c10d_functional::batch_p2p_ops":
+            passed = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+            passed.update(kwargs or {})
+            if name in _CALLS:
+                self._add(_CALLS[name], passed)
+            else:
+                for op, peer, tensor in zip(
+                    passed["op_list"], passed["peer_list"], passed["tensors"], strict=True
+                ):
+                    one = {"tensor": tensor, "dst": peer, "group_name": passed["group_name"]}
+                    self._add(_Call("send" if op == "isend" else "recv", "tensor"), one)
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, call: _Call, passed: dict[str, Any]) -> None:
+        group = _group(passed)
+        ranks = tuple(dist.get_process_group_ranks(group))
+        me = dist.get_rank()
+        tensors = [
+            leaf for leaf in tree_leaves(passed.get(call.message)) if isinstance(leaf, torch.Tensor)
+        ]
+        times = len(ranks) if call.per_rank else 1
+        payload = times * sum(t.numel() * t.element_size() for t in tensors)
+        if call.op in ("send", "recv"):
+            peer = passed.get("dst", passed.get("src"))
+            ranks = (me,) if peer is None else (me, ranks[peer])
+            wire = wire_bytes(call.op, payload, world_size=2)
+        elif call.op == "all_to_all":
+            wire = payload - _own_part_bytes(passed, tensors, ranks.index(me), len(ranks))
+        else:
+            wire = wire_bytes(call.op, payload, len(ranks))
+        event = CollectiveEvent(
+            rank=me,
+            index=len(self.log._events),
+            op=call.op,
+            group=ranks,
+            dtype="+".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors})),
+            shape=_shape(tensors, times),
+            payload_bytes=payload,
+            wire_bytes=wire,
+            label=self.log._label,
+        )
+        self.log._events.append(event)
+
+
+def _any_dtensor(types: tuple[type, ...]) -> bool:
+    # Looked up, not imported: a second saved in every worker that has no DTensor.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in types)
+
+
+def _group(passed: dict[str, Any]) -> dist.ProcessGroup:
+    """The process group of a call: c10d operators carry it boxed, functional ones by name."""
+    if "process_group" in passed:
+        boxed = passed["process_group"]
+        return boxed if isinstance(boxed, dist.ProcessGroup) else dist.ProcessGroup.unbox(boxed)
+    named = passed["group_name"]
+    if isinstance(named, dist.ProcessGroup):
+        return named
+    return torch._C._distributed_c10d._resolve_process_group(named)
+
+
+def _shape(tensors: list[torch.Tensor], times: int) -> tuple[int, ...]:
+    """Shape of the message: the tensor's own, or (numel,) where it is made of several."""
+    if not tensors:
+        return (0,)
+    if len(tensors) == 1 and times == 1:
+        return tuple(tensors[0].shape)
+    return (times * sum(t.numel() for t in tensors),)
+
+
+def _own_part_bytes(
+    passed: dict[str, Any], tensors: list[torch.Tensor], position: int, world_size: int
+) -> int:
+    """Bytes of an all_to_all that a rank hands to itself; uneven splits are counted as they are.
+
+    For equal splits the rest is (N-1)/N of the message, the ring convention.
+    """
+    if len(tensors) > 1:  # the list form: one tensor a rank
+        return tensors[position].numel() * tensors[position].element_size()
+    (message,) = tensors
+    splits = passed.get("input_split_sizes")
+    if not splits:
+        return message.numel() * message.element_size() // world_size
+    row_bytes = message.element_size() * (message.numel() // max(message.shape[0], 1))
+    return int(splits[position]) * row_bytes

@@ -1,0 +1,113 @@
+"""Seconds that a function takes: warmed up, synchronised, many times, as a median.
+
+    timing = measure_time(lambda: a @ b)
+    timing.median_s, timing.min_s
+
+Left out: where the time goes (`measure.traces`, torch.profiler).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Timing", "measure_time"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each repeat, in order."""
+
+    samples_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The middle sample: what a run usually takes. A few slow outliers do not move it."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def min_s(self) -> float:
+        """The fastest sample: the least disturbed one."""
+        return min(self.samples_s)
+
+    @property
+    def max_s(self) -> float:
+        """The slowest sample."""
+        return max(self.samples_s)
+
+
+def measure_time(
+    fn: Callable[[], Any],
+    *,
+    warmup: int = 3,
+    repeats: int = 10,
+    device: torch.device | str | None = None,
+    setup: Callable[[], Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timing:
+    """Time `fn()`.
+
+    Args:
+        fn: called without arguments; its result is dropped.
+        warmup: calls that are not timed, for caches, allocators and autotuners.
+        repeats: calls that are timed, each on its own.
+        device: a CUDA device is timed by events on its current stream (not run on a GPU yet);
+            otherwise the host's clock is read, after waiting for CUDA where it is in use.
+        setup: called before each call of `fn`, warm-up too, and not timed.
+        clock: seconds; only tests need another one.
+
+    Raises:
+        ValueError: negative `warmup`, `repeats` below 1.
+        TypeError: a count that is not an int, an `fn` that cannot be called.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}: expected a function to call; wrap it: lambda: ...")
+    _check_count("warmup", warmup, minimum=0)
+    _check_count("repeats", repeats, minimum=1)
+    cuda = None if device is None else torch.device(device)
+    if cuda is not None and cuda.type != "cuda":
+        cuda = None
+    samples_s = []
+    for i in range(warmup + repeats):
+        if setup is not None:
+            setup()
+        sample_s = _host_seconds(fn, clock) if cuda is None else _cuda_seconds(fn, cuda)
+        if i >= warmup:
+            samples_s.append(sample_s)
+    return Timing(tuple(samples_s))
+
+
+def _host_seconds(fn: Callable[[], Any], clock: Callable[[], float]) -> float:
+    _wait_for_cuda()
+    start_s = clock()
+    fn()
+    _wait_for_cuda()
+    return clock() - start_s
+
+
+def _cuda_seconds(fn: Callable[[], Any], device: torch.device) -> float:
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        start.record()
+        fn()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end)) / 1e3  # ms
+
+
+def _wait_for_cuda() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def _check_count(name: str, value: object, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected an int")
+    if value < minimum:
+        raise ValueError(f"{name} is {value}: expected at least {minimum}")

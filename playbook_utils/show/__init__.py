@@ -1,0 +1,44 @@
+"""Figures, tables and sliders, all by one hand: one colour by meaning, one per rank.
+
+Figures are `Picture` objects: the last value of a cell is displayed once, with a description in
+words. Tables are plain text.
+
+Left out: measuring and predicting what is shown.
+
+    from playbook_utils import show
+
+    show.timeline(spans, title="Backward hides the all-reduce")
+    show.compare("all_reduce bytes", predicted=393_216, measured=393_216)
+"""
+
+from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
+from playbook_utils.show.plots import bars, lines, memory, stacked_bars
+from playbook_utils.show.style import Picture, color_of, rank_color
+from playbook_utils.show.tables import Table, compare, comparison, table
+from playbook_utils.show.timeline import timeline
+from playbook_utils.show.traffic import traffic, traffic_matrix
+from playbook_utils.show.units import bytes_text
+from playbook_utils.show.widgets import explore
+
+__all__ = [
+    "Canvas",
+    "Picture",
+    "Table",
+    "bars",
+    "batch_split",
+    "bytes_text",
+    "color_of",
+    "compare",
+    "comparison",
+    "course_map",
+    "data_parallel_diagram",
+    "explore",
+    "lines",
+    "memory",
+    "rank_color",
+    "stacked_bars",
+    "table",
+    "timeline",
+    "traffic",
+    "traffic_matrix",
+]

@@ -1,0 +1,124 @@
+"""Where labels go so that they neither overlap nor leave their bar.
+
+Text is measured with the renderer, so these are called once everything else is drawn.
+
+    place_line_labels(axes, {"naive": (x, y, color), "bucketed": (x, y, color)})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from matplotlib.transforms import blended_transform_factory
+
+__all__ = ["label_size", "place_line_labels", "spread", "write_inside"]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions at least `gap` apart and as near to the wanted ones as that allows.
+
+    They keep their order and stay within [low, high] where there is room for all of them. Least
+    squares: neighbours that would overlap share the mean of their shifts (pool adjacent
+    violators).
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    blocks: list[list[float]] = []  # shifts of labels that touch
+    for place, i in enumerate(order):
+        blocks.append([wanted[i] - place * gap])
+        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
+            last = blocks.pop()
+            blocks[-1] += last
+    shifts = [_mean(block) for block in blocks for _ in block]
+    top = high - (len(wanted) - 1) * gap
+    positions = [0.0] * len(wanted)
+    for place, (i, shift) in enumerate(zip(order, shifts, strict=True)):
+        positions[i] = max(min(shift, top), low) + place * gap
+    return positions
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def label_size(text: Text) -> tuple[float, float]:
+    """Width and height of a text in pixels."""
+    figure = text.get_figure(root=True)
+    assert figure is not None
+    canvas = figure.canvas
+    assert isinstance(canvas, FigureCanvasAgg)
+    box = text.get_window_extent(canvas.get_renderer())  # type: ignore[no-untyped-call]
+    return box.width, box.height
+
+
+def place_line_labels(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+    """Write each label right of the axes, level with its line's last point (x, y) or close to it.
+
+    A thin line leads from the point to its label. Fixes the layout of the figure.
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    beside = blended_transform_factory(axes.transAxes, axes.transData)
+    texts = [
+        axes.text(1.03, y, label, color=_darker(color), va="center", transform=beside)
+        for label, (_, y, color) in ends.items()
+    ]
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    points = [axes.transData.transform((x, y)) for x, y, _ in ends.values()]
+    bounds = axes.get_window_extent()
+    gap = 1.1 * max(label_size(text)[1] for text in texts)
+    heights = spread([float(point[1]) for point in points], gap, bounds.y0, bounds.y1)
+    to_axes = axes.transAxes.inverted()
+    colors = [color for _, _, color in ends.values()]
+    for text, point, height, color in zip(texts, points, heights, colors, strict=True):
+        level = float(to_axes.transform((0.0, height))[1])
+        text.set_transform(axes.transAxes)
+        text.set_position((1.03, level))
+        start = to_axes.transform(point)
+        corner = (1.005, float(start[1]))
+        axes.plot(
+            *zip((float(start[0]), float(start[1])), corner, (1.025, level), strict=True),
+            transform=axes.transAxes,
+            color=color,
+            linewidth=0.7,
+            clip_on=False,
+            zorder=1,
+        )
+
+
+def _darker(color: str) -> str:
+    """The colour, dark enough to be read as text on white."""
+    parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    while 0.299 * parts[0] + 0.587 * parts[1] + 0.114 * parts[2] > 115:
+        parts = [int(part * 0.95) for part in parts]
+    return "#" + "".join(f"{part:02x}" for part in parts)
+
+
+def write_inside(
+    axes: Axes, candidates: Sequence[tuple[float, float, float, str, str]], *, fontsize: float
+) -> list[Text]:
+    """Write texts into their bars where they fit, else their end from a number on, else nothing.
+
+    candidates: (left, right, y of the middle, text, colour), in data units. "all_reduce bucket 3"
+    becomes "bucket 3" or "3" on a short bar.
+    """
+    written = []
+    for left, right, y, label, color in candidates:
+        sides = axes.transData.transform([(left, y), (right, y)])
+        room = sides[1][0] - sides[0][0] - 6
+        words = label.split(" ")
+        ends = [" ".join(words[i:]) for i in range(len(words)) if i == 0 or words[i][0].isdigit()]
+        shorter = ends if room > 0 else []
+        text = axes.text((left + right) / 2, y, "", color=color, fontsize=fontsize, clip_on=True)
+        text.set(ha="center", va="center_baseline")
+        for words_left in shorter:
+            text.set_text(words_left)
+            if label_size(text)[0] <= room:
+                written.append(text)
+                break
+        else:
+            text.remove()
+    return written

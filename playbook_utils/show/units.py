@@ -1,0 +1,84 @@
+"""Numbers as text: bytes, counts and ratios, in few digits.
+
+bytes_text(1536)            # "1.5 KiB"
+number_text(16384)          # "16,384"
+ratio_text(16384, 16384)    # "1.000"
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+__all__ = ["bytes_text", "bytes_unit", "number_text", "ratio_text"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_text(n: float) -> str:
+    """A number of bytes in the largest binary unit that keeps it at 1 or more: "16 MiB"."""
+    if not _is_finite_number(n):
+        raise TypeError(f"expected a finite number of bytes, got {n!r}")
+    unit = _unit_of(abs(float(n)))
+    value = _short(float(n) / 1024**unit)
+    if value in ("1024", "-1024") and unit + 1 < len(_UNITS):
+        return f"{value.replace('1024', '1')} {_UNITS[unit + 1]}"
+    return f"{value} {_UNITS[unit]}"
+
+
+def _is_finite_number(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _is_whole(value: object) -> bool:
+    # NumPy's integers are Integral, too.
+    return isinstance(value, Integral)
+
+
+def bytes_unit(largest: float) -> tuple[int, str]:
+    """(bytes in one unit, the unit's name) for an axis that reaches up to `largest` bytes."""
+    unit = _unit_of(largest)
+    return 1024**unit, _UNITS[unit]
+
+
+def _unit_of(n: float) -> int:
+    return next((i for i in range(len(_UNITS)) if n < 1024 ** (i + 1)), len(_UNITS) - 1)
+
+
+def _short(value: float) -> str:
+    """Three digits or so, without zeros at the end."""
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def number_text(value: float) -> str:
+    """Integers in full with thousands separators, other numbers in four digits."""
+    if _is_whole(value):
+        return f"{int(value):,}"
+    number = float(value)
+    if not math.isfinite(number):
+        return str(number)
+    if number == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(number)))
+    if magnitude < -3:
+        return f"{number:.2e}"
+    return f"{number:,.{max(0, 3 - magnitude)}f}"
+
+
+def ratio_text(predicted: float, measured: float) -> str:
+    """measured / predicted in three decimals; "both 0", or "predicted 0" where there is none.
+
+    Two different integers never read "1.000": they get the digits that part them.
+    """
+    if predicted == 0:
+        return "both 0" if measured == 0 else "predicted 0"
+    ratio = float(measured) / float(predicted)
+    if _is_whole(predicted) and _is_whole(measured) and predicted != measured:
+        # Integers below 2**53 that differ have ratios that differ from 1 within 16 digits.
+        decimals = next((d for d in range(3, 17) if round(ratio, d) != 1), 16)
+        return f"{ratio:.{decimals}f}"
+    return f"{ratio:.3f}"
