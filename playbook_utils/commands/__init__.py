@@ -1,0 +1,51 @@
+"""The `playbook` command: one module a subcommand, none of which the rest of the package imports.
+
+Left out: anything worth calling from a lesson; that lives in the package proper.
+
+    playbook doctor --json
+    playbook run 06
+    playbook refresh 06 --check
+    playbook export 06 -o data_parallelism.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from playbook_utils.commands import doctor, export, refresh, run
+from playbook_utils.errors import PlaybookError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: The arguments, by default those of the process.
+
+    Returns:
+        The exit status: 0 for success, 1 where what was asked for failed, 2 for bad arguments,
+        130 when interrupted.
+    """
+    parser = argparse.ArgumentParser(
+        prog="playbook",
+        description="The Ultra-Scale Playbook's notebooks: check, run, store, export.",
+    )
+    subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (doctor, run, refresh, export):
+        command.add_parser(subcommands)
+    arguments = parser.parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except (ValueError, PlaybookError) as error:
+        print(f"playbook {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"playbook {arguments.command}: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return status

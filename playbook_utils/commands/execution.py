@@ -1,0 +1,240 @@
+"""Execute one notebook in a kernel of this very environment; never writes the file.
+
+Left out: comparing outputs (nbval does that) and storing them (`refresh`).
+
+    execution = execute(Path("notebooks/06_data_parallelism.ipynb"))
+    execution.failure or execution.peak_memory_bytes
+
+The kernel is driven from a thread, so that the main thread can watch its memory, and so that an
+interrupt arrives there and nowhere else. However it ends, no kernel is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CellFailure", "Execution", "count_cells", "execute", "read_notebook"]
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class CellFailure:
+    """The cell at which a notebook stopped."""
+
+    notebook: str
+    cell: int
+    """The number JupyterLab shows beside the cell: 7 for `[7]`; 0 if the kernel did not start."""
+    error: str
+    """One line: "ZeroDivisionError: division by zero", "the kernel died"."""
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one run of a notebook gave."""
+
+    notebook: Any
+    """The executed `NotebookNode`, outputs included."""
+    seconds: float
+    cells: int
+    """Code cells that were started."""
+    peak_memory_bytes: int
+    """Most memory ever seen in use at once by the kernel and all processes under it."""
+    failure: CellFailure | None
+
+
+def count_cells(notebook: Any) -> int:
+    """Code cells of a notebook that a kernel will run."""
+    return len([c for c in notebook.cells if c.cell_type == "code" and c.source.strip()])
+
+
+def execute(
+    path: Path, *, timeout_s: float = 600.0, on_cell: Callable[[], None] | None = None
+) -> Execution:
+    """Run all cells of a notebook, in its own folder, in a fresh kernel.
+
+    Args:
+        path: The notebook.
+        timeout_s: Limit for each cell, in seconds.
+        on_cell: Called, in another thread, each time a cell has run.
+
+    Returns:
+        The outcome; a failing cell, a dead kernel and a timeout are `failure`, not raised.
+
+    Raises:
+        ValueError: `path` is not a notebook.
+        KeyboardInterrupt: The process was interrupted; the kernel has been stopped.
+    """
+    run = _Run(path, timeout_s, on_cell)
+    peak_bytes = 0
+    started_s = time.perf_counter()
+    run.start()
+    try:
+        while run.is_alive():
+            asked_s = time.perf_counter()
+            peak_bytes = max(peak_bytes, _tree_memory_bytes(run.kernel_pid))
+            # Reading the memory of many processes is slow: spend at most a tenth of a core on it.
+            run.join(max(0.05, 10 * (time.perf_counter() - asked_s)))
+    finally:
+        # Only an interrupt comes here with the thread alive.
+        run.cancel()
+        run.join()
+    seconds = time.perf_counter() - started_s
+    if run.crash is not None:
+        raise run.crash
+    return Execution(run.notebook, seconds, run.started_cells, peak_bytes, run.failure)
+
+
+class _Run(threading.Thread):
+    """The thread that drives one kernel through one notebook."""
+
+    def __init__(self, path: Path, timeout_s: float, on_cell: Callable[[], None] | None) -> None:
+        super().__init__(name=f"run {path.stem}", daemon=True)
+        self.path = path
+        self.timeout_s = timeout_s
+        self.on_cell = on_cell
+        self.notebook = read_notebook(path)
+        self.kernel_pid: int | None = None
+        self.started_cells = 0
+        self.failure: CellFailure | None = None
+        self.crash: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = False
+
+    def run(self) -> None:
+        """Thread body."""
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._task = self._loop.create_task(self._drive())
+            if self._cancelled:
+                self._task.cancel()
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.crash = error
+        finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.close()
+
+    def cancel(self) -> None:
+        """Stop the kernel and end; safe from another thread, and when it has ended already."""
+        self._cancelled = True
+        if self._task is not None and self.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _drive(self) -> None:
+        from nbclient import NotebookClient
+        from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+        sockets = tempfile.TemporaryDirectory(prefix="playbook-run-")
+        manager = _kernel_manager(Path(sockets.name))
+        client = NotebookClient(
+            self.notebook,
+            km=manager,
+            timeout=self.timeout_s,
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(self.path.parent)}},
+            on_cell_executed=self._cell_has_run,
+        )
+        client.owns_km = True  # so that it stops the kernel however this ends
+        try:
+            async with client.async_setup_kernel():
+                self.kernel_pid = getattr(manager.provisioner, "pid", None)
+                for index, cell in enumerate(self.notebook.cells):
+                    await client.async_execute_cell(cell, index)
+                    self.started_cells = client.code_cells_executed
+        except CellTimeoutError:
+            self._fail(client, f"still running after {self.timeout_s:g} s")
+        except DeadKernelError:
+            self._fail(client, "the kernel died")
+        except CellExecutionError as error:
+            reason = f"{error.ename}: {_ANSI.sub('', error.evalue)}".strip().splitlines()[0]
+            self._fail(client, reason, _ANSI.sub("", error.traceback))
+        except RuntimeError as error:
+            self._fail(client, f"the kernel did not start: {error}")
+        finally:
+            # Where the start itself was cut short nbclient has not stopped the kernel yet, and
+            # would trip over that at exit.
+            atexit.unregister(client._cleanup_kernel)
+            if manager.has_kernel:
+                await manager.shutdown_kernel(now=True)
+            sockets.cleanup()
+
+    def _fail(self, client: Any, error: str, traceback: str = "") -> None:
+        self.started_cells = client.code_cells_executed
+        self.failure = CellFailure(self.path.stem, self.started_cells, error, traceback)
+
+    def _cell_has_run(self, **_: Any) -> None:
+        if self.on_cell is not None:
+            self.on_cell()
+
+
+def read_notebook(path: Path) -> Any:
+    """Read a notebook.
+
+    Raises:
+        ValueError: `path` is not one.
+    """
+    import nbformat
+
+    try:
+        return nbformat.read(str(path), as_version=4)
+    except (OSError, nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
+        raise ValueError(f"{path} is not a notebook: {error}") from error
+
+
+def _kernel_manager(sockets: Path) -> Any:
+    """A manager whose "python3" is the interpreter running now, whatever kernels are installed."""
+    import ipykernel.kernelspec
+    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+
+    class ThisEnvironment(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+            resources = ipykernel.kernelspec.RESOURCES
+            return KernelSpec(resource_dir=resources, **ipykernel.kernelspec.get_kernel_dict())
+
+    # Sockets are files in a private folder: no port that others on this machine could reach.
+    return AsyncKernelManager(
+        kernel_name="python3",
+        kernel_spec_manager=ThisEnvironment(),
+        transport="ipc",
+        ip=str(sockets / "kernel"),
+    )
+
+
+def _tree_memory_bytes(pid: int | None) -> int:
+    """Memory of a process and all under it; pages that forked workers share count once on Linux."""
+    import psutil
+
+    if pid is None:
+        return 0
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    total = 0
+    for process in processes:
+        try:
+            memory = process.memory_full_info()
+        except (psutil.Error, OSError):  # it ended, or belongs to someone else
+            continue
+        total += getattr(memory, "pss", memory.uss)
+    return total

@@ -1,0 +1,146 @@
+"""`playbook refresh`: execute lessons and store their outputs, the same bytes on every run.
+
+Left out: judging outputs. A lesson that fails is not written, and `make test` compares.
+
+    playbook refresh 06
+    playbook refresh --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from playbook_utils.commands.execution import execute
+from playbook_utils.commands.lessons import find_folder, select
+from playbook_utils.commands.run import (
+    add_lesson_arguments,
+    progress_bar,
+    report_failure,
+    stop_on_sigterm,
+)
+
+__all__ = ["MASKS", "add_parser", "as_bytes", "mask", "normalise"]
+
+MASKS: dict[str, str] = {
+    # In a warning the file of a cell is a temporary one: /tmp/ipykernel_71/2850.py:3: UserWarning
+    r"\S*ipykernel_\d+[/\\]\d+\.py": "<cell>",
+    r"(?:[A-Za-z]:)?[/\\]\S*[/\\](?:site|dist)-packages[/\\]": "site-packages/",
+    r"\b0x[0-9a-f]{6,16}\b": "0x...",
+    r"\b(pid|PID)([ =:]+)\d+": r"\1\2...",
+    # The end of a tqdm bar: [00:02<00:00, 1.93it/s]
+    r"\[\d\d:\d\d(?::\d\d)?<[^\]\n]*\]": "[...]",
+}
+"""What differs between two runs without meaning anything; `tests/sanitize.cfg` is the same list."""
+
+_CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "tags")
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+_METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "name": "python"},
+}
+
+
+def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand's parser."""
+    parser = subcommands.add_parser(
+        "refresh",
+        help="execute lessons and store their outputs",
+        description="Execute lessons and store their outputs, without what differs from run to "
+        "run. A lesson that fails is left as it is, and the exit status is 1.",
+    )
+    add_lesson_arguments(parser)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where a file would change"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    paths = select(arguments.lessons, arguments.notebooks or find_folder())
+    reports: dict[str, str] = {}
+    with stop_on_sigterm(), progress_bar(paths) as bar:
+        for path in paths:
+            bar.set_description(path.stem)
+            reports[path.stem] = _refresh(path, arguments, bar)
+    for name, report in reports.items():
+        print(f"{name}: {report}")
+    bad = ("failed", "would change") if arguments.check else ("failed",)
+    return int(any(report.startswith(bad) for report in reports.values()))
+
+
+def _refresh(path: Path, arguments: argparse.Namespace, bar: Any) -> str:
+    """Execute one notebook and write it where it changed; what was done, in a word or two."""
+    execution = execute(path, timeout_s=arguments.timeout, on_cell=bar.update)
+    if execution.failure is not None:
+        bar.write(report_failure(execution.failure), file=sys.stderr)
+        return f"failed at cell [{execution.failure.cell}], not written"
+    new = as_bytes(normalise(execution.notebook))
+    if new == path.read_bytes():
+        return "unchanged"
+    if arguments.check:
+        return "would change"
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_bytes(new)
+    os.replace(beside, path)
+    return "written"
+
+
+def as_bytes(notebook: Any) -> bytes:
+    """A notebook as it is stored: one indent, sorted keys, a newline at the end."""
+    import nbformat
+
+    text: str = nbformat.writes(notebook)
+    return (text.rstrip("\n") + "\n").encode()
+
+
+def normalise(notebook: Any) -> Any:
+    """A copy of an executed notebook without what differs from run to run or machine to machine.
+
+    Kept: sources, cell ids, tags, outputs. Dropped: widget state and views, timings, the Python
+    version. Masked in texts: `MASKS`. Cells without an id get one by their position.
+    """
+    import nbformat
+
+    clean = nbformat.from_dict(notebook)
+    clean.metadata = nbformat.from_dict(_METADATA)
+    clean.nbformat, clean.nbformat_minor = 4, 5
+    executed = 0
+    for position, cell in enumerate(clean.cells):
+        cell.setdefault("id", f"cell-{position:03d}")
+        cell.metadata = {key: cell.metadata[key] for key in _CELL_METADATA if key in cell.metadata}
+        if cell.cell_type != "code":
+            continue
+        executed += bool(cell.source.strip())
+        cell.execution_count = executed if cell.source.strip() else None
+        cell.outputs = [_normalise_output(o, executed) for o in cell.outputs]
+    nbformat.validate(clean)
+    return clean
+
+
+def _normalise_output(output: Any, execution_count: int) -> Any:
+    if output.output_type == "stream":
+        output.text = mask(output.text)
+    elif output.output_type == "error":
+        output.evalue = mask(output.evalue)
+        output.traceback = [mask(line) for line in output.traceback]
+    else:
+        data = {kind: value for kind, value in output.data.items() if kind != _WIDGET_VIEW}
+        output.data = {
+            kind: mask(value) if kind.startswith("text/") and isinstance(value, str) else value
+            for kind, value in data.items()
+        }
+        if output.output_type == "execute_result":
+            output.execution_count = execution_count
+    return output
+
+
+def mask(text: str) -> str:
+    """`text` with everything in `MASKS` replaced; masking twice changes nothing more."""
+    for pattern, replacement in MASKS.items():
+        text = re.sub(pattern, replacement, text)
+    return text

@@ -1,0 +1,110 @@
+"""`playbook run`: execute lessons without a browser and print what each took.
+
+Left out: comparing with the stored outputs (`make test`) and storing new ones (`refresh`).
+
+    playbook run
+    playbook run 06
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from playbook_utils.commands.execution import Execution, count_cells, execute, read_notebook
+from playbook_utils.commands.lessons import add_folder_option, find_folder, select
+
+__all__ = ["add_parser", "as_table", "report_failure", "stop_on_sigterm"]
+
+
+def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the subcommand's parser."""
+    parser = subcommands.add_parser(
+        "run",
+        help="execute lessons, print time and memory of each",
+        description="Execute lessons in fresh kernels. The files are not changed. Exits with 1 "
+        "where one fails, and names the cell.",
+    )
+    add_lesson_arguments(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_lesson_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` and `refresh` share: the lessons and the limit."""
+    parser.add_argument(
+        "lessons", nargs="*", metavar="LESSON", help="06, 06_data_parallelism or a path"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="limit for a cell, in seconds (600)",
+    )
+    add_folder_option(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    paths = select(arguments.lessons, arguments.notebooks or find_folder())
+    executions: dict[str, Execution] = {}
+    with stop_on_sigterm(), progress_bar(paths) as bar:
+        for path in paths:
+            bar.set_description(path.stem)
+            executions[path.stem] = execute(path, timeout_s=arguments.timeout, on_cell=bar.update)
+    print(as_table(executions))
+    failures = [execution.failure for execution in executions.values() if execution.failure]
+    for failure in failures:
+        print(f"\n{report_failure(failure)}", file=sys.stderr)
+    return int(bool(failures))
+
+
+def as_table(executions: dict[str, Execution]) -> str:
+    """Lesson, seconds, cells, peak memory and outcome of each run, and their sum."""
+    width = max(len("lesson"), *(len(name) for name in executions))
+    lines = [f"{'lesson':<{width}}  {'seconds':>8}  {'cells':>5}  {'peak memory':>11}  result"]
+    for name, run in executions.items():
+        result = "ok" if run.failure is None else f"FAILED at cell [{run.failure.cell}]"
+        memory = f"{run.peak_memory_bytes / 2**20:.0f} MiB"
+        lines.append(
+            f"{name:<{width}}  {run.seconds:>8.1f}  {run.cells:>5}  {memory:>11}  {result}"
+        )
+    if len(executions) > 1:
+        seconds = sum(run.seconds for run in executions.values())
+        cells = sum(run.cells for run in executions.values())
+        memory = f"{max(run.peak_memory_bytes for run in executions.values()) / 2**20:.0f} MiB"
+        lines.append(f"{'all':<{width}}  {seconds:>8.1f}  {cells:>5}  {memory:>11}")
+    return "\n".join(lines)
+
+
+def report_failure(failure: Any) -> str:
+    """The cell's own traceback, then one line that names notebook, cell and error."""
+    line = f"{failure.notebook}, cell [{failure.cell}]: {failure.error}"
+    return f"{failure.traceback.rstrip()}\n{line}" if failure.traceback else line
+
+
+def progress_bar(paths: list[Path]) -> Any:
+    """A bar on standard error that counts the code cells of all of `paths`."""
+    from tqdm import tqdm
+
+    total = sum(count_cells(read_notebook(path)) for path in paths)
+    return tqdm(total=total, unit="cell", file=sys.stderr, dynamic_ncols=True)
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C within the block, so that it too stops the kernel."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,107 @@
+"""A lesson's exercises from outside: its cells by name, run, and broken on purpose.
+
+    lesson = Lesson.read("00_start_here")
+    names = lesson.setup()                              # what the first code cell defines
+    run_cell(lesson.stub("gpus_needed"), names).status        # "not solved yet"
+    run_cell(lesson.solution("gpus_needed"), names).status    # "passed"
+    broken = plant(lesson.solution("gpus_needed"), "16 *", "2 *")
+    run_cell(broken, names).status                            # "failed"
+
+Left out: lesson-specific bugs and messages, which stand in `test_exercises_<topic>.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from playbook_utils.checks import CheckResult
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The code cells of one notebook."""
+
+    name: str
+    cells: tuple[Any, ...]
+
+    @classmethod
+    def read(cls, name: str) -> Lesson:
+        """The lesson of this file name, without its ending."""
+        notebook = nbformat.read(str(NOTEBOOKS / f"{name}.ipynb"), as_version=4)
+        return cls(name, tuple(cell for cell in notebook.cells if cell.cell_type == "code"))
+
+    def stub(self, function: str) -> str:
+        """The cell that asks for `function`: it defines it, raises, and checks it."""
+        (source,) = [s for s in self._defining(function, solution=False) if "check(" in s]
+        assert "raise NotImplementedError(" in source, f"{function} is no stub:\n{source}"
+        return source
+
+    def solution(self, function: str) -> str:
+        """The cell tagged "solution" that defines `function`."""
+        (source,) = self._defining(function, solution=True)
+        return source
+
+    def unfolded_solutions(self) -> list[str]:
+        """Ids of the solution cells that a reader would see without opening them."""
+        return [
+            cell.id
+            for cell in self.cells
+            if "solution" in cell.metadata.get("tags", [])
+            and not cell.metadata.get("jupyter", {}).get("source_hidden")
+        ]
+
+    def exercises(self) -> list[str]:
+        """Names of all functions that the lesson asks for, in order."""
+        stubs = [c.source for c in self.cells if "raise NotImplementedError(" in c.source]
+        return [name for source in stubs for name in _defined(source)]
+
+    def setup(self) -> dict[str, Any]:
+        """Run the first code cell, which imports; its names."""
+        names = {"__name__": "__main__"}  # so that functions travel to workers by value
+        exec(compile(self.cells[0].source, f"<{self.name}, setup>", "exec"), names)
+        return names
+
+    def _defining(self, function: str, *, solution: bool) -> list[str]:
+        return [
+            cell.source
+            for cell in self.cells
+            if ("solution" in cell.metadata.get("tags", [])) == solution
+            and function in _defined(cell.source)
+        ]
+
+
+def run_cell(source: str, names: dict[str, Any]) -> CheckResult:
+    """Run a cell that ends with a `check(...)` in a copy of `names`; its verdict."""
+    filename = f"<exercise {next(_NUMBERS)}>"
+    # As IPython does: the check tells a stub by its source line.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    *body, last = ast.parse(source, filename).body
+    assert isinstance(last, ast.Expr), f"the cell does not end with check(...):\n{source}"
+    names = dict(names)
+    exec(compile(ast.Module(body, type_ignores=[]), filename, "exec"), names)
+    result = eval(compile(ast.Expression(last.value), filename, "eval"), names)
+    assert isinstance(result, CheckResult), f"the cell does not end with check(...):\n{source}"
+    return result
+
+
+def plant(source: str, old: str, new: str) -> str:
+    """The source with a bug: `old`, which must stand there, becomes `new`."""
+    assert source.count(old) >= 1, f"{old!r} is not in the solution any more:\n{source}"
+    assert old != new
+    return source.replace(old, new)
+
+
+def _defined(source: str) -> list[str]:
+    """Names of the functions and classes that a cell defines at its top."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [node.name for node in ast.parse(source).body if isinstance(node, kinds)]

@@ -1,0 +1,322 @@
+"""The techniques of lesson 06, imported from its cells, against one process.
+
+The lesson shows them at 2 and 4 ranks; here they meet other world sizes, odd batches, subgroups,
+unused parameters, bfloat16 and gradient buffers that survive a step.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import playbook_utils  # noqa: F401 (makes `notebooks` importable)
+from notebooks.data_parallelism import (
+    AccumulatingDDP,
+    BucketedDDP,
+    NaiveDDP,
+    OverlappedDDP,
+    accumulate,
+    make_buckets,
+)
+from playbook_utils.checks import assert_same_training, record_training
+from playbook_utils.data import GeneratedLanguage, shard_batch
+from playbook_utils.errors import NotEquivalent
+from playbook_utils.measure import record_communication
+from playbook_utils.model import Decoder, DecoderConfig, cross_entropy, num_params
+from playbook_utils.notebooks import export_script
+from playbook_utils.predict.communication import wire_bytes
+from playbook_utils.workers import launch
+
+SMALL = partial(BucketedDDP, bucket_bytes=20_000)
+RUNGS = [NaiveDDP, OverlappedDDP, BucketedDDP, SMALL, AccumulatingDDP]
+CONFIG = DecoderConfig.tiny(dim=24, num_heads=4, ff_dim=40, vocab_size=65)
+LANGUAGE = GeneratedLanguage(vocab_size=65)
+BATCHES = [LANGUAGE.batch(step, batch_size=30, seq_len=7) for step in range(3)]
+
+
+def plain() -> nn.Module:
+    return Decoder(CONFIG).double()
+
+
+def tied_and_frozen() -> nn.Module:
+    model = Decoder(DecoderConfig.tiny(dim=24, ff_dim=40, vocab_size=65, tied=True)).double()
+    model.layers[1].attention.requires_grad_(False)
+    return model
+
+
+def train(make_model: Callable, wrap: Callable, uneven: str = "refuse", **options):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank)
+    slices = [shard_batch(batch, rank, world_size, uneven) for batch in BATCHES]
+    return record_training(wrap(make_model()), slices, **options)
+
+
+def reference(make_model: Callable, **options):
+    torch.manual_seed(0)
+    return record_training(make_model(), BATCHES, **options)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("wrap", RUNGS, ids=["naive", "overlapped", "one", "small", "accumulating"])
+def test_trains_like_one_process(wrap: Callable, world_size: int) -> None:
+    make_model = tied_and_frozen if world_size == 3 else plain
+    records = launch(train, make_model, wrap, world_size=world_size)
+    assert_same_training(reference(make_model), records)
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
+def test_clipping_comes_after_averaging(wrap: Callable) -> None:
+    records = launch(partial(train, clip=0.1), plain, wrap, world_size=3)
+    assert_same_training(reference(plain, clip=0.1), records)
+
+
+def weighted_step(model: nn.Module, batch) -> torch.Tensor:
+    """A rank's mean loss, weighted by its share of the tokens; 0 where it has none."""
+    tokens, targets = batch
+    total = torch.tensor(float(targets.numel()))
+    dist.all_reduce(total)
+    loss = cross_entropy(model(tokens), targets, reduction="sum") / total
+    (loss * dist.get_world_size()).backward()
+    model.finish_gradients()
+    return loss * total / max(targets.numel(), 1)
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
+@pytest.mark.parametrize("world_size", [4, 7])
+def test_an_uneven_batch_weighted_by_tokens_is_right(wrap: Callable, world_size: int) -> None:
+    work = partial(train, uneven="allow", step=weighted_step)
+    assert_same_training(reference(plain), launch(work, plain, wrap, world_size=world_size))
+
+
+def test_an_uneven_batch_without_weights_is_wrong_and_refused_by_default() -> None:
+    with pytest.raises(NotEquivalent):
+        records = launch(partial(train, uneven="allow"), plain, NaiveDDP, world_size=4)
+        assert_same_training(reference(plain), records)
+    with pytest.raises(Exception, match="30 rows does not divide over 4 ranks"):
+        launch(train, plain, NaiveDDP, world_size=4)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("wrap", [AccumulatingDDP, nn.parallel.DistributedDataParallel])
+def test_accumulation_is_the_large_batch(wrap: Callable, parts: int) -> None:
+    step = partial(accumulate, num_microbatches=parts)
+    records = launch(partial(train, step=step), plain, wrap, world_size=3)
+    assert_same_training(reference(plain), records)
+
+
+def test_no_sync_sends_once_and_sending_each_time_costs_each_time() -> None:
+    def calls(parts: int) -> int:
+        model = AccumulatingDDP(plain(), bucket_bytes=20_000)
+        with record_communication() as log:
+            accumulate(model, shard_batch(BATCHES[0], dist.get_rank(), 2), parts)
+        assert log.calls() == len(model.buckets)
+        return log.calls()
+
+    assert len(set(launch(calls, 1, world_size=2) + launch(calls, 5, world_size=2))) == 1
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_stay_windows_into_their_bucket(set_to_none: bool) -> None:
+    def windows() -> bool:
+        model = SMALL(plain())
+        for batch in BATCHES:
+            model.zero_grad(set_to_none=set_to_none)
+            tokens, targets = shard_batch(batch, dist.get_rank(), 2)
+            cross_entropy(model(tokens), targets).backward()
+            model.finish_gradients()
+        return all(
+            param.grad.untyped_storage().data_ptr() == bucket.buffer.untyped_storage().data_ptr()
+            for bucket in model.buckets
+            for param in bucket.views
+        )
+
+    assert launch(windows, world_size=2) == [True, True]
+    records = launch(train, plain, SMALL, world_size=2)
+    assert_same_training(reference(plain), records)
+
+
+class Skipping(nn.Module):
+    """Uses its second layer on even ranks only, and its third nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, use_second: bool) -> torch.Tensor:
+        x = self.layers[0](x)
+        return self.layers[1](x) if use_second else x
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, partial(BucketedDDP, bucket_bytes=40)])
+def test_a_parameter_that_some_ranks_do_not_use_counts_as_zero(wrap: Callable) -> None:
+    def grads() -> list[list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = wrap(Skipping().double())
+        steps = []
+        for _ in range(2):  # the second step must not send what the first left
+            model.zero_grad()
+            x = torch.ones(2, 4, dtype=torch.float64)
+            model(x, dist.get_rank() % 2 == 0).sum().backward()
+            local = [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
+            model.finish_gradients()
+            steps.append((local, [p.grad.clone() for p in model.parameters()]))
+        return steps
+
+    results = launch(grads, world_size=3)
+    for step in range(2):
+        for rank in range(3):
+            second, third = results[rank][step][1][2], results[rank][step][1][4]
+            assert torch.equal(third, torch.zeros(4, 4, dtype=torch.float64))
+            expected = torch.full((4, 4), 0.0, dtype=torch.float64)
+            torch.manual_seed(0)
+            x = Skipping().double().layers[0](torch.ones(2, 4, dtype=torch.float64))
+            expected = torch.ones(4, 1, dtype=torch.float64) * x.sum(0) * 2 / 3
+            torch.testing.assert_close(second, expected.detach())
+
+
+def test_a_subgroup_averages_among_itself() -> None:
+    def average() -> float:
+        groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+        torch.manual_seed(dist.get_rank())
+        model = SMALL(nn.Linear(2, 1, bias=False).double(), group=groups[dist.get_rank() % 2])
+        model(torch.full((1, 2), float(dist.get_rank()), dtype=torch.float64)).sum().backward()
+        model.finish_gradients()
+        return model.module.weight.grad[0, 0].item(), model.module.weight[0, 0].item()
+
+    results = launch(average, world_size=4)
+    assert [grad for grad, _ in results] == [1.0, 2.0, 1.0, 2.0]
+    assert results[0] == results[2] and results[1] == results[3] and results[0] != results[1]
+
+
+@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
+def test_bfloat16_gradients_are_averaged_to_one_rounding(wrap: Callable) -> None:
+    def grads() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(0)
+        model = wrap(nn.Linear(8, 8, bias=False).bfloat16())
+        torch.manual_seed(1 + dist.get_rank())
+        model(torch.randn(4, 8).bfloat16()).sum().backward()
+        local = model.module.weight.grad.float().clone()
+        model.finish_gradients()
+        return local, model.module.weight.grad
+
+    # Backward leaves the bucketed gradient in flight: take the rank's own from the naive wrapper.
+    results = launch(grads, world_size=3)
+    assert all(torch.equal(results[0][1], r[1]) for r in results)
+    assert results[0][1].dtype == torch.bfloat16
+    if wrap is NaiveDDP:
+        mean = torch.stack([local for local, _ in results]).mean(0)
+        # Two additions and a division, each rounded to 8 bits: 3 * 2^-9 of the largest term.
+        largest = torch.stack([local.abs() for local, _ in results]).amax()
+        assert (results[0][1].float() - mean).abs().max() <= 3 * 2**-8 * largest
+
+
+def test_mixed_dtypes_go_into_separate_buckets() -> None:
+    params = [nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.bfloat16) * 2]
+    buckets = make_buckets(params, 2**20)
+    assert [len(bucket.views) for bucket in buckets] == [1, 1, 1, 1]
+    assert make_buckets([], 2**20) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_calls_and_bytes_are_as_predicted(world_size: int) -> None:
+    def count(wrap: Callable) -> tuple[int, int, int]:
+        model = wrap(Decoder(CONFIG))
+        tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), dist.get_world_size())
+        with record_communication() as log:
+            cross_entropy(model(tokens), targets).backward()
+            model.finish_gradients()
+        buckets = len(getattr(model, "buckets", []))
+        return log.calls(), log.payload_bytes(), log.wire_bytes(), buckets
+
+    model = Decoder(CONFIG)
+    tensors, nbytes = len(list(model.parameters())), 4 * num_params(model)
+    for wrap in RUNGS:
+        for calls, payload, wire, buckets in launch(count, wrap, world_size=world_size):
+            assert calls == (buckets or tensors)
+            assert payload == nbytes
+            # Each call rounds up to whole bytes.
+            assert 0 <= wire - wire_bytes("all_reduce", nbytes, world_size) <= calls
+
+
+def test_overlap_starts_before_backward_ends() -> None:
+    """By order of events, not by the clock: a call is issued while gradients are still missing."""
+
+    def order(wrap: Callable) -> int:
+        model = wrap(plain())
+        events = []
+        for name, param in model.named_parameters():
+            param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+        real = dist.all_reduce
+
+        def noted(*args, **kwargs):
+            events.append("send")
+            return real(*args, **kwargs)
+
+        dist.all_reduce = noted
+        tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), 2)
+        cross_entropy(model(tokens), targets).backward()
+        model.finish_gradients()
+        last_gradient = max(i for i, event in enumerate(events) if event != "send")
+        return events.index("send") < last_gradient
+
+    assert launch(order, NaiveDDP, world_size=2) == [False, False]
+    for wrap in (OverlappedDDP, SMALL):
+        assert launch(order, wrap, world_size=2) == [True, True]
+
+
+BUGS = {
+    "summed": ("bucket.buffer /= dist.get_world_size(self.group)", "pass"),
+    "averaged twice": ("bucket.num_ready = 0", "bucket.num_ready = 0; bucket.buffer /= 2"),
+    "last bucket not sent": ("self.buckets[self.num_sent :]:\n            for param", "[]:\n    "
+                             "        for param"),
+    "stale": ("view.copy_(param.grad)", "pass"),
+    "not waited and not counted": ("bucket.num_ready = 0", "pass"),
+    "no broadcast": ("broadcast_from_rank_0(module, group)", "pass"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
+    source = export_script("06").split("if __name__")[0]
+    old, new = BUGS[bug]
+    assert old in source
+    names: dict = {"__name__": "__main__"}
+    exec(compile(source.replace(old, new), "<broken>", "exec"), names)
+    wrap = partial(names["BucketedDDP"], bucket_bytes=20_000)
+
+    def skipping_model() -> nn.Module:
+        return plain()
+
+    with pytest.raises(Exception, match=r"differs|gradient|initial value|deadlock|failed"):
+        records = launch(train, skipping_model, wrap, world_size=3, timeout_s=20)
+        assert_same_training(reference(plain), records)
+        unused_parameter_is_sent(names["BucketedDDP"])
+
+
+def unused_parameter_is_sent(wrap: Callable) -> None:
+    def grads() -> torch.Tensor:
+        model = wrap(Skipping().double(), bucket_bytes=40)
+        model(torch.ones(2, 4, dtype=torch.float64), dist.get_rank() % 2 == 0).sum().backward()
+        model.finish_gradients()
+        return model.module.layers[0].weight.grad
+
+    results = launch(grads, world_size=3, timeout_s=20)
+    assert all(torch.equal(results[0], r) for r in results), "gradient differs"
+
+
+def test_the_exported_script_runs_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(export_script("06").replace("200, world_size", "12, world_size"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nats a byte") == 2 and "loss 5." in done.stdout
