@@ -233,7 +233,12 @@ def _fail(
 ) -> NoReturn:
     """`wrong` (the tensors' shape) marks the elements that differ; the first one is told."""
     where = "" if rank is None else f" on rank {rank}"
-    message = f"{what}{where}: found {_short(found)}, expected {_short(expected)}"
+    said, wanted = _short(found), _short(expected)
+    if said == wanted:  # a tensor where a number was expected, say
+        said, wanted = (
+            f"{text} ({type(v).__name__})" for text, v in ((said, found), (wanted, expected))
+        )
+    message = f"{what}{where}: found {said}, expected {wanted}"
     if wrong is not None and wrong.dim():
         index = tuple(wrong.nonzero()[0].tolist())
         message = (

@@ -23,7 +23,7 @@ __all__ = ["EXCHANGE_SECONDS", "GPUS_NEEDED", "SUM_OVER_RANKS"]
 
 
 def _verify_gpus_needed(attempt: Callable[[int, int], Any]) -> None:
-    """16 bytes a parameter, the book's section "Memory for weights/gradients/optimizer states"."""
+    """16 bytes a parameter, the book's section "Memory Usage in Transformers"."""
     gpu_bytes = 80 * 10**9
     for num_params, hint in (
         (8_030_261_248, "16 bytes a parameter: 2 weight, 2 gradient, 12 optimizer states"),

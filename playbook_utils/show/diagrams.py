@@ -204,8 +204,9 @@ def batch_split(
 def course_map(lessons: Sequence[Mapping[str, Any]], *, title: str = "The course") -> Picture:
     """All lessons, a column per part, each with its minutes and what should come before it.
 
-    lessons: in reading order, each with "number", "title", "part", "minutes", and optionally
-    "needs" (numbers of earlier lessons) and "gpu" (True where a GPU adds something).
+    lessons: in reading order, each with "number", "title", "part", "minutes" (None where the lesson
+    is planned), and optionally "needs" (numbers of earlier lessons) and "gpu" (True where a GPU
+    adds something).
 
     Raises ValueError for no lesson, a missing key, and for a lesson that needs one that is not
     before it.
@@ -241,7 +242,8 @@ def _lesson_texts(lesson: Mapping[str, Any], characters: int) -> tuple[str, str]
     lines = textwrap.wrap(name, characters, max_lines=2, placeholder=" ...")
     needs = ", ".join(f"{number:02d}" for number in lesson.get("needs", ()))
     gpu = ", more with a GPU" if lesson.get("gpu") else ""
-    remark = textwrap.shorten(f"{lesson['minutes']} min{gpu}", characters + 2, placeholder=" ...")
+    minutes = "planned" if lesson["minutes"] is None else f"{lesson['minutes']} min{gpu}"
+    remark = textwrap.shorten(minutes, characters + 2, placeholder=" ...")
     after = textwrap.shorten(f"after {needs}", characters, placeholder=" ...") if needs else ""
     return "\n".join(lines), "\n".join(filter(None, [remark, after]))
 

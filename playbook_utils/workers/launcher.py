@@ -16,6 +16,7 @@ Left out: Windows (run Jupyter in WSL2); several machines without torchrun.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import sys
@@ -52,6 +53,8 @@ class _Servers:
         # By process: a forked copy of a kernel must not talk on the kernel's socket.
         key = (os.getpid(), method)
         if key not in self._servers or not self._servers[key].alive():
+            if not self._servers:
+                atexit.register(self.close)
             self._servers[key] = ForkServer() if method == "fork" else SpawnServer()
         return self._servers[key]
 

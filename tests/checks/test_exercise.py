@@ -240,7 +240,7 @@ def test_expect_equal() -> None:
         expect_equal, t.float(), t, "t"
     )
     assert "t: type: found list, expected Tensor" in message(expect_equal, [1], t, "t")
-    assert "found 1, expected 1" in message(expect_equal, torch.tensor(1), 1, "n")
+    assert "found 1 (Tensor), expected 1 (int)" in message(expect_equal, torch.tensor(1), 1, "n")
     nan = torch.tensor([0.0, torch.nan])
     assert "found nan, expected 1.0 at index (1,)" in message(
         expect_equal, nan, torch.tensor([0.0, 1.0]), "t"

@@ -83,3 +83,12 @@ def test_the_map_refuses_lessons_out_of_order() -> None:
         show.course_map([{"number": 0, "title": "x", "part": "y"}])
     with pytest.raises(ValueError, match="no lessons"):
         show.course_map([])
+
+
+def test_a_lesson_without_minutes_is_planned() -> None:
+    lessons = [
+        {"number": 0, "title": "start", "part": "a", "minutes": 20},
+        {"number": 1, "title": "later", "part": "a", "minutes": None},
+    ]
+    texts = [text.get_text() for text in show.course_map(lessons).figure.axes[0].texts]
+    assert "20 min" in texts and "planned" in texts

@@ -1,0 +1,106 @@
+"""Lesson 00's exercises three ways: stub -> not solved yet, solution -> passed, bugs -> failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from playbook_utils.workers import shutdown
+from tests.notebooks.exercises import Lesson, plant, run_cell
+
+LESSON = Lesson.read("00_start_here")
+
+BUGS = {
+    "rounds down": ("gpus_needed", "math.ceil(16 * ", "int(16 * ", "found 1, expected 2"),
+    "weights only": ("gpus_needed", "16 *", "2 *", "16 bytes a parameter"),
+    "one too many": ("gpus_needed", "math.ceil(16 * ", "1 + int(16 * ", "found 3, expected 2"),
+    "one way round the ring": ("exchange_seconds", "2 * (", "1 * (", "hint: 2 bytes a gradient"),
+    "forgets the ranks": (
+        "exchange_seconds",
+        "(world_size - 1) / world_size",
+        "1",
+        "(1,000,000,000, 2, 1e+09): found 4.0, expected 2.0",
+    ),
+    "4-byte gradients": (
+        "exchange_seconds",
+        "2 * num_params",
+        "4 * num_params",
+        "2 bytes a gradient",
+    ),
+    "bandwidth multiplied": ("exchange_seconds", "/ bytes_per_s", "* bytes_per_s", "divided by"),
+    "rank 0 alone": (
+        "sum_over_ranks",
+        "dist.all_reduce(total)",
+        "dist.reduce(total, 0)",
+        "rank",
+    ),
+    "the largest": (
+        "sum_over_ranks",
+        "all_reduce(total)",
+        "all_reduce(total, dist.ReduceOp.MAX)",
+        "the sum on rank 0: found 10.0, expected 13.0",
+    ),
+    "does not talk": ("sum_over_ranks", "dist.all_reduce(total)", "pass", "found 3.0"),
+    "twice": (
+        "sum_over_ranks",
+        "dist.all_reduce(total)",
+        "dist.all_reduce(total.clone()); dist.all_reduce(total)",
+        "communication calls on rank 0: found {'all_reduce': 2}, expected {'all_reduce': 1}",
+    ),
+    "a broadcast from each": (
+        "sum_over_ranks",
+        "    dist.all_reduce(total)\n",
+        "    each = [total.clone() for _ in range(dist.get_world_size())]\n"
+        "    for rank, one in enumerate(each):\n"
+        "        dist.broadcast(one, rank)\n"
+        "    total = sum(each)\n",
+        "found {'broadcast': 2}, expected {'all_reduce': 1}",
+    ),
+    "knows the numbers": (
+        "sum_over_ranks",
+        "    dist.all_reduce(total)\n",
+        "    total += {2: 10.0, 3: 44.0}[dist.get_world_size()] - number + 3\n",
+        "found {}, expected {'all_reduce': 1}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[dict[str, Any]]:
+    yield LESSON.setup()
+    shutdown()
+
+
+def test_solutions_are_folded() -> None:
+    assert LESSON.unfolded_solutions() == []
+
+
+def test_every_exercise_has_two_bugs() -> None:
+    planted = [function for function, *_ in BUGS.values()]
+    assert len(LESSON.exercises()) >= 3
+    assert [f for f in LESSON.exercises() if planted.count(f) < 2] == []
+    assert set(planted) == set(LESSON.exercises())
+
+
+@pytest.mark.parametrize("function", LESSON.exercises())
+def test_stub_is_not_solved_yet(function: str, names: dict[str, Any]) -> None:
+    result = run_cell(LESSON.stub(function), names)
+    assert result.status == "not solved yet", result.text
+    assert len(result.text) > len("not solved yet: ") + 10
+
+
+@pytest.mark.parametrize("function", LESSON.exercises())
+def test_solution_passes(function: str, names: dict[str, Any]) -> None:
+    result = run_cell(LESSON.solution(function), names)
+    assert result.text == f"passed: {function}"
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_fails_and_is_explained(bug: str, names: dict[str, Any]) -> None:
+    function, old, new, fragment = BUGS[bug]
+    result = run_cell(plant(LESSON.solution(function), old, new), names)
+    assert result.status == "failed", result.text
+    assert fragment in result.text
+    assert "hint: " in result.text
