@@ -91,7 +91,7 @@ def _verdict(exercise: Exercise, attempt: Any) -> CheckResult:
         if checks:
             return _failed(exercise, f"on rank {checks[0].rank}: {checks[0].exception}")
         return _failed(exercise, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, NotImplementedError) and _is_stub(error):
             return _unsolved(exercise, str(error))
         return _failed(exercise, _describe(error, exercise))
@@ -121,7 +121,7 @@ def _is_stub_failure(failure: RankFailure) -> bool:
     return stub and (not failure.traceback or "raise NotImplementedError" in failure.traceback)
 
 
-def _describe(error: Exception, exercise: Exercise) -> str:
+def _describe(error: BaseException, exercise: Exercise) -> str:
     """The error and the learner's line, or that the answer itself could not be checked."""
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     verify = getattr(exercise.verify, "__code__", None)
@@ -159,8 +159,13 @@ def expect_equal(
         wrong = _expect_like(found, expected, what, rank, hint) != expected
         if bool(wrong.any()):
             _fail(what, found, expected, rank, hint, wrong)
-    elif isinstance(found, Tensor) or found != expected:
+    elif isinstance(found, Tensor) or found != expected or _another_number(found, expected):
         _fail(what, found, expected, rank, hint)
+
+
+def _another_number(found: object, expected: object) -> bool:
+    """4.0 or True where a whole number was asked for: equal, and yet not what was asked for."""
+    return type(expected) is int and type(found) is not int
 
 
 def expect_close(

@@ -114,7 +114,7 @@ class SlowWork:
         self._error_seen = False
         self._real_future = _future_of(real)
         devices: list[int | str | torch.device] = []
-        if torch.cuda.is_available() and dist.get_backend() == "nccl":
+        if torch.cuda.is_available() and "nccl" in dist.get_backend():
             devices.append(torch.cuda.current_device())
         self._future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
 

@@ -42,10 +42,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class _Server:
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, kernel: int) -> None:
         self._control = control
         # Not the socket alone: a process that the kernel forked may hold its other end open.
-        self._kernel = os.pidfd_open(os.getppid())
+        self._kernel = kernel
         self._ranks: set[int] = set()
         self._idle_imports = list(IDLE_IMPORTS)
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -56,6 +56,7 @@ class _Server:
 
     def serve(self) -> None:
         """Answer until the kernel closes the control socket, then kill what is left."""
+        signal.setitimer(signal.ITIMER_REAL, 0)  # from here on `select` watches the kernel
         gc.freeze()
         self._tell(event="ready", threads=len(os.listdir("/proc/self/task")))
         while True:
@@ -72,18 +73,12 @@ class _Server:
         self._end()
 
     def _import_one(self) -> None:
-        # An import can take seconds; the kernel may be gone by then, and nothing is to outlive it.
-        signal.signal(signal.SIGALRM, lambda *_: self._exit_if_alone())
-        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-        importlib.import_module(self._idle_imports.pop(0))
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # watch the kernel, as during start
+        with contextlib.suppress(Exception):  # a comfort: the server serves without it
+            importlib.import_module(self._idle_imports.pop(0))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         gc.collect()
         gc.freeze()
-
-    def _exit_if_alone(self) -> None:
-        if select.select([self._kernel], [], [], 0)[0]:
-            os._exit(0)
 
     def _answer(self) -> bool:
         number = len(fields(Descriptors))
@@ -121,6 +116,7 @@ class _Server:
             os._exit(1)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake)
         os.close(self._kernel)
@@ -168,13 +164,16 @@ def _children() -> set[int]:
     return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
-def main(fd: int) -> None:
-    """Serve on the control socket with descriptor `fd`."""
+def main(fd: int, kernel: int) -> None:
+    """Serve on the control socket `fd` for the process with the pidfd `kernel`.
+
+    Until it serves, a timer ends this process when the kernel is gone (`servers` sets it up).
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     control = socket.socket(fileno=fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        _Server(control).serve()
+        _Server(control, kernel).serve()
     except BaseException:
         import traceback
 

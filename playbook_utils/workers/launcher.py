@@ -40,6 +40,8 @@ R = TypeVar("R")
 StartMethod = Literal["fork", "spawn"]
 
 MAX_WORLD_SIZE = 64
+MAX_TIMEOUT_S = 30 * 86400.0
+DEFAULT_COLLECTIVE_TIMEOUT_S = 30.0
 
 
 class _Servers:
@@ -74,7 +76,7 @@ def launch(
     world_size: int,
     backend: str | None = None,
     timeout_s: float = 120.0,
-    collective_timeout_s: float = 30.0,
+    collective_timeout_s: float | None = None,
     order: Order = "rank",
     threads: int | None = None,
     start_method: StartMethod | None = None,
@@ -85,10 +87,13 @@ def launch(
         fn: any callable, defined in a cell or imported. Keyword arguments: use a closure or
             `functools.partial`.
         args: sent to every rank, pickled once; tensors arrive on the CPU.
-        world_size: number of processes, 1 to 64. Under torchrun, torchrun's own counts.
+        world_size: number of processes, 1 to 64. Under torchrun, torchrun's own counts,
+            and its processes are used: see `torchrun` for what is different there.
         backend: "gloo" or "nccl"; None takes nccl where there are `world_size` GPUs.
         timeout_s: seconds after which all ranks are stopped, whatever they do.
-        collective_timeout_s: seconds a collective may wait for its peers (gloo).
+        collective_timeout_s: seconds a collective may wait for its peers. None is 30 with gloo;
+            with nccl, whose watchdog then ends the process without a word, longer than
+            `timeout_s`, which does say where the ranks are.
         order: "rank" shows rank 0's output as it comes and the others' after it, the same text on
             every run; "arrival" shows each line at once.
         threads: CPU threads of each rank; None divides the cores among the ranks.
@@ -112,14 +117,15 @@ def launch(
         return torchrun.run(fn, args, world_size, backend, collective_timeout_s)
     method = _start_method(start_method)
     threads = threads or max(1, _cores() // world_size)
+    chosen = backend or _default_backend(world_size)
     try:
         with _SERVERS.lock, ExitStack() as stack:
             server = _SERVERS.get(method)
             rendezvous, path = rendezvous_file(stack, server)
             setup = Setup(
                 world_size=world_size,
-                backend=backend or _default_backend(world_size),
-                collective_timeout_s=collective_timeout_s,
+                backend=chosen,
+                collective_timeout_s=_collective_timeout_s(chosen, collective_timeout_s, timeout_s),
                 threads=threads,
                 environ=dict(os.environ),
                 cwd=os.getcwd(),
@@ -145,7 +151,8 @@ def prewarm() -> None:
     Returns at once. Does nothing under torchrun or in a worker.
     """
     if not os.environ.get(MARK) and not torchrun.is_active() and _start_method(None) == "fork":
-        _SERVERS.get("fork")
+        with _SERVERS.lock:
+            _SERVERS.get("fork")
 
 
 def shutdown() -> None:
@@ -158,8 +165,8 @@ def _check(
     fn: object,
     world_size: object,
     backend: object,
-    timeout_s: float,
-    collective_timeout_s: float,
+    timeout_s: object,
+    collective_timeout_s: object,
     order: object,
     threads: object,
 ) -> None:
@@ -182,11 +189,14 @@ def _check(
             f'backend "nccl" needs a GPU for each of {world_size} ranks, this machine has '
             f'{torch.cuda.device_count()}; use backend="gloo" or a smaller world_size'
         )
-    if not timeout_s > 0 or not collective_timeout_s > 0:
-        raise ValueError(
-            f"timeouts must be positive seconds, found timeout_s={timeout_s}, "
-            f"collective_timeout_s={collective_timeout_s}"
-        )
+    for name, value in (("timeout_s", timeout_s), ("collective_timeout_s", collective_timeout_s)):
+        if value is None and name == "collective_timeout_s":
+            continue
+        if not isinstance(value, (int, float)) or not 0 < value < MAX_TIMEOUT_S:
+            raise ValueError(
+                f"{name} must be seconds, more than 0 and less than {MAX_TIMEOUT_S:g} (a month), "
+                f"found {value!r}"
+            )
     if order not in ("rank", "arrival"):
         raise ValueError(f'order must be "rank" or "arrival", found {order!r}')
     if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -205,6 +215,12 @@ def _start_method(asked: StartMethod | None) -> StartMethod:
 
 def _default_backend(world_size: int) -> str:
     return "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= world_size else "gloo"
+
+
+def _collective_timeout_s(backend: str, asked: float | None, timeout_s: float) -> float:
+    if asked is not None:
+        return asked
+    return timeout_s + 60 if "nccl" in backend else DEFAULT_COLLECTIVE_TIMEOUT_S
 
 
 def _cores() -> int:

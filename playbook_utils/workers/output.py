@@ -68,6 +68,8 @@ class RankedOutput:
     def finish(self, rank: int) -> None:
         """`rank` writes no more: show what is left of it, and go on to the next ranks."""
         state = self._ranks[rank]
+        if state.finished and not any(state.partial.values()):
+            return
         for stream, partial in state.partial.items():
             if partial:
                 self._line(rank, stream, bytes(partial))
@@ -76,6 +78,8 @@ class RankedOutput:
             self._emit(rank, "stdout", f"... {state.left_out_bytes:,} bytes left out ...")
         for stream, text, _ in state.tail:
             self._emit(rank, stream, text)
+        state.tail.clear()
+        state.left_out_bytes = 0
         state.finished = True
         while self._turn < len(self._ranks) and self._ranks[self._turn].finished:
             self._turn += 1

@@ -7,7 +7,7 @@ cloudpickle sends what a cell defines by value. Four things are mended here:
 * unpickling a result sets the attributes of a class anew, so that a counter kept on a class of
   the notebook would jump back: a class that is already here is left as it is;
 * a tensor travels as its bytes (torch's own way costs a zip archive per tensor), always to the
-  CPU, with its `.grad`; two names for one tensor stay one (tied weights);
+  CPU, with its `.grad` and attributes; two names for one tensor stay one (tied weights);
 * what arrives by value is put into the worker's `__main__`, so that plain pickle (as in
   `all_gather_object`) finds the classes of a cell.
 
@@ -73,7 +73,9 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     requires_grad = tensor.requires_grad and tensor.is_leaf
     grad = tensor.grad if tensor.is_leaf else None
-    return _make_tensor, (raw, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter, grad)
+    arguments = (raw, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter, grad)
+    # Attributes mark parameters, as `sequence_parallel` does: they travel as the object's state.
+    return _make_tensor, arguments, tensor.__dict__ or None
 
 
 def _make_tensor(
@@ -96,10 +98,36 @@ def _make_tensor(
     return tensor
 
 
+class _Reader:
+    """A file to read from memory, which `io.BytesIO` would copy first."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+        self._position = 0
+
+    def read(self, size: int = -1) -> bytes:
+        end = len(self._data) if size < 0 else self._position + size
+        part = bytes(self._data[self._position : end])
+        self._position += len(part)
+        return part
+
+    def readinto(self, buffer: memoryview) -> int:
+        part = self._data[self._position : self._position + len(buffer)]
+        buffer[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def readline(self) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n") and (byte := self.read(1)):
+            line += byte
+        return bytes(line)
+
+
 class _Unpickler(pickle.Unpickler):
     """Leaves classes that this process already has as they are."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: _Reader) -> None:
         super().__init__(file)
         self._new_classes: set[type] = set()
 
@@ -138,7 +166,7 @@ def dumps(obj: Any) -> Payload:
 
 def loads(data: bytes | bytearray | memoryview) -> Any:
     """Unpickle, leaving classes that this process already has as they are."""
-    return _Unpickler(io.BytesIO(data)).load()
+    return _Unpickler(_Reader(data)).load()
 
 
 def add_sources(sources: Mapping[str, str]) -> None:

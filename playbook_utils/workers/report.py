@@ -9,6 +9,7 @@ and of libraries are left out, but for the name of the library call that raised.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -36,6 +37,9 @@ _TIMED_OUT = re.compile(
     r"Timed out waiting|Wait timeout|timed out after|Timed out initializing|wait timeout after",
     re.IGNORECASE,
 )
+# Only what a collective raises can be a victim's or a deadlock's error; a program's own
+# TimeoutError is a cause like any other.
+_COLLECTIVE = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): ")
 _DUMP_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 _WRAPPERS = {"wrapper", "inner", "_fn", "wrapped"}
 
@@ -43,7 +47,7 @@ _WRAPPERS = {"wrapper", "inner", "_fn", "wrapped"}
 def is_cause(rank: Rank) -> bool:
     """Whether this rank failed by itself, not because it lost a peer."""
     if rank.raised is not None:
-        return not _VICTIM.search(rank.raised.summary) and not _timed_out(rank)
+        return not _lost_peer(rank) and not _timed_out(rank)
     return rank.failed
 
 
@@ -85,14 +89,27 @@ def unreadable(rank: int, error: Exception) -> LaunchError:
 
 
 def _timed_out(rank: Rank) -> bool:
-    return rank.raised is not None and bool(_TIMED_OUT.search(rank.raised.summary))
+    return bool(_TIMED_OUT.search(_collective_error(rank)))
+
+
+def _lost_peer(rank: Rank) -> bool:
+    return bool(_VICTIM.search(_collective_error(rank)))
+
+
+def _collective_error(rank: Rank) -> str:
+    """What a collective raised on this rank, or nothing."""
+    summary = rank.raised.summary if rank.raised is not None else ""
+    return summary if _COLLECTIVE.match(summary) else ""
 
 
 def _rank_failure(rank: Rank) -> RankFailure:
     raised = rank.raised
     if raised is None:
         return RankFailure(rank.rank, _how_it_ended(rank.exit_code))
-    exception = pickling.loads(raised.pickled) if raised.pickled else None
+    exception = None
+    # What it needs may exist in the worker only; the text is there in any case.
+    with contextlib.suppress(Exception):
+        exception = pickling.loads(raised.pickled) if raised.pickled else None
     return RankFailure(rank.rank, raised.summary, _text(raised), exception)
 
 
@@ -101,7 +118,8 @@ def _how_it_ended(exit_code: int | None) -> str:
         return "ended without an answer"
     if exit_code >= 0:
         return f"the process exited with code {exit_code} before the function returned"
-    name = signal.Signals(-exit_code).name
+    known = {int(number): number.name for number in signal.Signals}
+    name = known.get(-exit_code, f"signal {-exit_code}")
     hint = {
         "SIGKILL": " (out of memory, or killed from outside)",
         "SIGSEGV": " (a crash in compiled code)",
@@ -160,7 +178,7 @@ def _position(rank: Rank, deadlock: bool) -> str:
         return "had returned"
     if rank.raised is not None:
         frames = list(rank.raised.frames)
-        if not (_timed_out(rank) or _VICTIM.search(rank.raised.summary)):
+        if not (_timed_out(rank) or _lost_peer(rank)):
             return f"had raised {rank.raised.summary.splitlines()[0]}"
         # Of a deadlock the first to reach the timeout closes its connections: no news.
         ending = "" if deadlock or _timed_out(rank) else ", where it lost a peer"

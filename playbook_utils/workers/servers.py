@@ -27,7 +27,14 @@ __all__ = ["ForkServer", "Server", "SpawnServer"]
 START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 # First `sys.path`, then import: the current folder may hold a file named like one of ours.
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
+# Importing torch can take seconds; the kernel may be gone by then, and nothing is to outlive it.
+_WATCH = """
+import os, select, signal
+kernel = os.pidfd_open(os.getppid())
+signal.signal(signal.SIGALRM, lambda *_: select.select([kernel], [], [], 0)[0] and os._exit(0))
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+"""
 
 
 class Server(Protocol):
@@ -69,7 +76,9 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._exited: dict[int, int] = {}
         self._ready = False
-        code = _START + "from playbook_utils.workers.forkserver import main; main(int(sys.argv[2]))"
+        self._has_ranks = False
+        code = _START + _WATCH
+        code += "from playbook_utils.workers.forkserver import main; main(int(sys.argv[2]), kernel)"
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, json.dumps(sys.path), str(theirs.fileno())],
@@ -85,6 +94,7 @@ class ForkServer:
         if not self._ready:
             self._wait_for("ready", START_TIMEOUT_S)
             self._ready = True
+        self._has_ranks = True
         numbers = [n for n in asdict(fds).values() if n >= 0]
         order = json.dumps({"do": "fork", "rank": rank}).encode()
         try:
@@ -117,15 +127,17 @@ class ForkServer:
             return
         self._order(do="end")
         self._wait_for("ended", END_TIMEOUT_S)
+        self._has_ranks = False
         self._exited.clear()
 
     def close(self) -> None:
+        if self._has_ranks:
+            with contextlib.suppress(PlaybookError, OSError):
+                self.end()
         self._control.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # Nothing is left that it would have to end, and it may be in the middle of an import.
+        self._process.kill()
+        self._process.wait()
 
     def alive(self) -> bool:
         return self._control.fileno() >= 0 and self._process.poll() is None

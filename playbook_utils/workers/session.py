@@ -130,12 +130,13 @@ class Session:
     def _wait(self, timeout_s: float, arrived: Callable[[Rank], bool]) -> None:
         """Until all have arrived, or one has failed and its peers had time to, or the timeout."""
         deadline = time.monotonic() + timeout_s
-        failed_at: float | None = None
+        num_failed, failed_at = 0, deadline
         while not all(arrived(rank) for rank in self.ranks):
             now = time.monotonic()
-            if failed_at is None and any(rank.failed for rank in self.ranks):
-                failed_at = now
-            if failed_at is not None:
+            failed = sum(rank.failed for rank in self.ranks)
+            if failed > num_failed:  # others may fail of the same cause a moment later
+                num_failed, failed_at = failed, now
+            if num_failed:
                 only_victims = not any(report.is_cause(rank) for rank in self.ranks)
                 if now > failed_at + (VICTIM_GATHER_S if only_victims else GATHER_S):
                     break

@@ -2,11 +2,14 @@
 
     torchrun --nproc-per-node 2 lesson.py        # lesson.py calls launch(train, world_size=2)
 
-Every process runs the function as the rank it is and gets the list of all results. The process
-group is made on first use and kept: over any number of nodes, making it anew would meet the keys
-of the old one in torchrun's store.
+Every process runs the function as the rank it is and gets the list of all results. Any starter
+that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT will do; without LOCAL_RANK the GPU is
+RANK modulo the GPUs that the process sees. The process group is made by the first launch, with
+its backend and timeout, and kept: over any number of nodes, making it anew would meet the keys of
+the old one in torchrun's store.
 
-Left out: labels before output and stopping the others on a failure, which torchrun does.
+Left out: `timeout_s`, `order` and `threads`, labels before output, and stopping the others on a
+failure, all of which are torchrun's; a failing rank raises its own exception.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from playbook_utils.workers import pickling
 
 __all__ = ["is_active", "run"]
 
@@ -36,9 +41,16 @@ def run(
     args: tuple[Any, ...],
     world_size: int,
     backend: str | None,
-    collective_timeout_s: float,
+    collective_timeout_s: float | None,
 ) -> list[R]:
-    """Run `fn(*args)` here, as one of torchrun's ranks; returns the results of all ranks."""
+    """Run `fn(*args)` here, as one of torchrun's ranks; returns the results of all ranks.
+
+    Args:
+        collective_timeout_s: None is PyTorch's own (10 minutes for nccl, 30 for gloo).
+
+    Raises:
+        ValueError: there are GPUs, but too few for the processes of this machine.
+    """
     if not dist.is_initialized():
         _join(backend, collective_timeout_s)
     if world_size != dist.get_world_size() and dist.get_rank() == 0:
@@ -47,24 +59,36 @@ def run(
             "torchrun started",
             file=sys.stderr,
         )
-    result = fn(*args)
+    try:
+        result = fn(*args)
+    except BaseException:
+        atexit.unregister(_leave)  # the others may never come to the barrier there
+        raise
     results: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(results, result)
-    return results
+    dist.all_gather_object(results, bytes(pickling.dumps(result).data))
+    return [pickling.loads(data) for data in results]
 
 
-def _join(backend: str | None, collective_timeout_s: float) -> None:
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+def _join(backend: str | None, collective_timeout_s: float | None) -> None:
+    gpus = torch.cuda.device_count()
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    has_gpus = torch.cuda.device_count() >= local_world
-    backend = backend or ("cpu:gloo,cuda:nccl" if has_gpus else "gloo")
+    if backend is None and 0 < gpus < local_world:
+        raise ValueError(
+            f"{local_world} processes on this machine, and {gpus} GPUs: start one process a GPU, "
+            'or pass backend="gloo" to compute on the CPU'
+        )
+    backend = backend or ("cpu:gloo,cuda:nccl" if gpus else "gloo")
+    device = None
     if "nccl" in backend:
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group(backend, timeout=timedelta(seconds=collective_timeout_s))
+        local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % max(1, gpus)
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    timeout = None if collective_timeout_s is None else timedelta(seconds=collective_timeout_s)
+    dist.init_process_group(backend, timeout=timeout, device_id=device)
     atexit.register(_leave)
 
 
 def _leave() -> None:
-    if dist.is_initialized() and not isinstance(sys.exc_info()[1], BaseException):
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.barrier()  # gloo aborts in some teardowns that peers are not ready for
         dist.destroy_process_group()

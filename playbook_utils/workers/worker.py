@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import mmap
 import os
 import pickle
 import random
@@ -147,8 +148,8 @@ def _die_with_notebook(lifeline: int) -> None:
 
 
 def _prepare(rank: int, fds: Descriptors) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    with open(fds.payload, "rb", closefd=False) as file:
-        content = memoryview(os.pread(fds.payload, os.fstat(file.fileno()).st_size, 0))
+    # Mapped, not read: all ranks share the pages, and one read ends after 2 GiB.
+    content = memoryview(mmap.mmap(fds.payload, 0, prot=mmap.PROT_READ))
     head_bytes = int.from_bytes(content[:8], "big")
     setup: Setup = pickle.loads(content[8 : 8 + head_bytes])
     _enter(rank, setup)
@@ -197,14 +198,16 @@ def _install_notebooks(setup: Setup) -> None:
 
 def _join(rank: int, setup: Setup, rendezvous_path: str) -> None:
     store = distributed_c10d.FileStore(rendezvous_path, setup.world_size)
-    if "nccl" in setup.backend:
-        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if "nccl" in setup.backend else None
+    if device is not None:
+        torch.cuda.set_device(device)
     dist.init_process_group(
         setup.backend,
         store=store,
         rank=rank,
         world_size=setup.world_size,
         timeout=timedelta(seconds=setup.collective_timeout_s),
+        device_id=device,
     )
 
 

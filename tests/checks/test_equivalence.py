@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from playbook_utils.checks import TrainingRecord, assert_same_training, record_training
+from playbook_utils.checks.differences import Quantity, compare
 from playbook_utils.data import Batch, GeneratedLanguage, shard_batch
 from playbook_utils.errors import NotEquivalent
 from playbook_utils.model import Decoder, DecoderConfig, cross_entropy
@@ -443,3 +444,18 @@ def test_real_workers() -> None:
     assert max(report.largest.values()) < 1e-12
     fails(reference, launch(train, True, False, world_size=2), "summed, not averaged?")
     fails(reference, launch(train, False, True, world_size=2), "Broadcast rank 0's parameters")
+
+
+def test_a_small_tensor_is_held_to_a_thousandth_of_the_largest() -> None:
+    """Relative to its own size, but not below a thousandth of the largest tensor's."""
+    big, allowed = torch.ones(3, dtype=torch.float64), 1e-6
+    quantity = Quantity("gradient", 0, allowed)
+
+    def difference(size: float, error: float) -> float:
+        expected = {"big": big, "small": torch.full((3,), size, dtype=torch.float64)}
+        return compare(quantity, expected, [expected | {"small": expected["small"] + error}])
+
+    assert difference(1e-3, 0.5 * allowed * 1e-3) == pytest.approx(0.5 * allowed)
+    with pytest.raises(NotEquivalent, match="small"):
+        difference(1e-3, 5 * allowed * 1e-3)
+    assert difference(1e-9, 0.5 * allowed * 1e-3) == pytest.approx(0.5 * allowed)

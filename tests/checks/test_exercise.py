@@ -272,3 +272,18 @@ def test_expect_calls() -> None:
     expect_calls(CommunicationLog(events), {"send": 2, "recv": 1})
     for expected in ({"send": 2}, {"send": 1, "recv": 1}, {"send": 2, "recv": 1, "barrier": 1}):
         assert "found {'send': 2, 'recv': 1}" in message(expect_calls, events, expected)
+
+
+def test_an_attempt_that_exits_fails() -> None:
+    def attempt() -> None:
+        raise SystemExit(3)
+
+    assert check(Exercise("e", "t", lambda attempt: attempt()), attempt).status == "failed"
+
+
+def test_a_whole_number_is_not_a_float_nor_a_bool() -> None:
+    with pytest.raises(CheckFailed, match=r"found 4.0, expected 4"):
+        expect_equal(4.0, 4, "steps")
+    with pytest.raises(CheckFailed, match=r"found True, expected 1"):
+        expect_equal(True, 1, "steps")
+    expect_equal(4, 4.0, "seconds")

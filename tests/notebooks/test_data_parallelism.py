@@ -6,6 +6,7 @@ unused parameters, bfloat16 and gradient buffers that survive a step.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,10 +26,11 @@ from notebooks.data_parallelism import (
     OverlappedDDP,
     accumulate,
     make_buckets,
+    train_steps,
 )
 from playbook_utils.checks import assert_same_training, record_training
 from playbook_utils.data import GeneratedLanguage, shard_batch
-from playbook_utils.errors import NotEquivalent
+from playbook_utils.errors import LaunchError, NotEquivalent
 from playbook_utils.measure import record_communication
 from playbook_utils.model import Decoder, DecoderConfig, cross_entropy, num_params
 from playbook_utils.notebooks import export_script
@@ -37,6 +39,7 @@ from playbook_utils.workers import launch
 
 SMALL = partial(BucketedDDP, bucket_bytes=20_000)
 RUNGS = [NaiveDDP, OverlappedDDP, BucketedDDP, SMALL, AccumulatingDDP]
+IDS = ["naive", "overlapped", "one", "small", "accumulating"]
 CONFIG = DecoderConfig.tiny(dim=24, num_heads=4, ff_dim=40, vocab_size=65)
 LANGUAGE = GeneratedLanguage(vocab_size=65)
 BATCHES = [LANGUAGE.batch(step, batch_size=30, seq_len=7) for step in range(3)]
@@ -65,7 +68,7 @@ def reference(make_model: Callable, **options):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("wrap", RUNGS, ids=["naive", "overlapped", "one", "small", "accumulating"])
+@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
 def test_trains_like_one_process(wrap: Callable, world_size: int) -> None:
     make_model = tied_and_frozen if world_size == 3 else plain
     records = launch(train, make_model, wrap, world_size=world_size)
@@ -157,36 +160,37 @@ class Skipping(nn.Module):
 
 @pytest.mark.parametrize("wrap", [NaiveDDP, partial(BucketedDDP, bucket_bytes=40)])
 def test_a_parameter_that_some_ranks_do_not_use_counts_as_zero(wrap: Callable) -> None:
+    check_unused_parameters(wrap)
+
+
+def check_unused_parameters(wrap: Callable) -> None:
     def grads() -> list[list[torch.Tensor]]:
         torch.manual_seed(0)
-        model = wrap(Skipping().double())
-        steps = []
+        model, steps = wrap(Skipping().double()), []
         for _ in range(2):  # the second step must not send what the first left
             model.zero_grad()
             x = torch.ones(2, 4, dtype=torch.float64)
             model(x, dist.get_rank() % 2 == 0).sum().backward()
-            local = [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
             model.finish_gradients()
-            steps.append((local, [p.grad.clone() for p in model.parameters()]))
+            steps.append([p.grad.clone() for p in model.parameters()])
         return steps
 
-    results = launch(grads, world_size=3)
-    for step in range(2):
-        for rank in range(3):
-            second, third = results[rank][step][1][2], results[rank][step][1][4]
-            assert torch.equal(third, torch.zeros(4, 4, dtype=torch.float64))
-            expected = torch.full((4, 4), 0.0, dtype=torch.float64)
-            torch.manual_seed(0)
-            x = Skipping().double().layers[0](torch.ones(2, 4, dtype=torch.float64))
-            expected = torch.ones(4, 1, dtype=torch.float64) * x.sum(0) * 2 / 3
-            torch.testing.assert_close(second, expected.detach())
+    torch.manual_seed(0)
+    x = Skipping().double().layers[0](torch.ones(2, 4, dtype=torch.float64)).detach()
+    of_a_rank = torch.ones(4, 1, dtype=torch.float64) * x.sum(0)
+    for steps in launch(grads, world_size=3, timeout_s=20):
+        for found in steps:
+            # Ranks 0 and 2 of three use the second layer, none the third.
+            assert torch.allclose(found[2], of_a_rank * 2 / 3, rtol=1e-12)
+            assert torch.equal(found[4], torch.zeros(4, 4, dtype=torch.float64))
 
 
-def test_a_subgroup_averages_among_itself() -> None:
-    def average() -> float:
+@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
+def test_a_subgroup_averages_among_itself(wrap: Callable) -> None:
+    def average() -> tuple[float, float]:
         groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
         torch.manual_seed(dist.get_rank())
-        model = SMALL(nn.Linear(2, 1, bias=False).double(), group=groups[dist.get_rank() % 2])
+        model = wrap(nn.Linear(2, 1, bias=False).double(), group=groups[dist.get_rank() % 2])
         model(torch.full((1, 2), float(dist.get_rank()), dtype=torch.float64)).sum().backward()
         model.finish_gradients()
         return model.module.weight.grad[0, 0].item(), model.module.weight[0, 0].item()
@@ -246,70 +250,165 @@ def test_calls_and_bytes_are_as_predicted(world_size: int) -> None:
             assert 0 <= wire - wire_bytes("all_reduce", nbytes, world_size) <= calls
 
 
-def test_overlap_starts_before_backward_ends() -> None:
-    """By order of events, not by the clock: a call is issued while gradients are still missing."""
+class Noted:
+    """A handle whose wait is an event too."""
 
-    def order(wrap: Callable) -> int:
-        model = wrap(plain())
-        events = []
-        for name, param in model.named_parameters():
-            param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
-        real = dist.all_reduce
+    def __init__(self, work: dist.Work, events: list[str]) -> None:
+        self._work, self._events = work, events
 
-        def noted(*args, **kwargs):
-            events.append("send")
-            return real(*args, **kwargs)
+    def wait(self) -> None:
+        self._events.append("wait")
+        self._work.wait()
 
-        dist.all_reduce = noted
+
+def order(wrap: Callable) -> tuple[int, bool]:
+    """Calls that leave before the last gradient is there; whether backward waited for any."""
+    events: list[str] = []
+    model = plain()
+    for name, param in model.named_parameters():  # before the wrapper hangs its own hooks
+        param.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+    model, real = wrap(model), dist.all_reduce
+
+    def noted(*args, **kwargs):
+        events.append("send")
+        work = real(*args, **kwargs)
+        return work if work is None else Noted(work, events)
+
+    dist.all_reduce = noted
+    tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), 2)
+    cross_entropy(model(tokens), targets).backward()
+    events.append("end")
+    model.finish_gradients()
+    last = max(i for i, event in enumerate(events) if event not in ("send", "wait", "end"))
+    return events[:last].count("send"), "wait" in events[: events.index("end")]
+
+
+def test_overlap_by_the_order_of_events() -> None:
+    """Not by the clock: several calls leave while gradients are missing, and none is waited for."""
+    assert launch(order, NaiveDDP, world_size=2) == [(0, False)] * 2
+    for wrap in (OverlappedDDP, SMALL):
+        for sends, waited in launch(order, wrap, world_size=2):
+            assert sends >= 3 and not waited
+
+
+@pytest.mark.parametrize("limit", [100, 2_000, 10_000, 2**20])
+def test_buckets_are_as_full_as_the_limit_allows(limit: int) -> None:
+    params = list(Decoder(CONFIG).parameters())
+    buckets = [list(bucket.views) for bucket in make_buckets(params, limit)]
+    order = [id(param) for bucket in buckets for param in bucket]
+    assert order == [id(param) for param in reversed(params)]
+    sizes = [[4 * param.numel() for param in bucket] for bucket in buckets]
+    assert all(sum(bucket) <= limit or len(bucket) == 1 for bucket in sizes)
+    assert all(sum(a) + b[0] > limit for a, b in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
+def test_buffers_start_equal(wrap: Callable) -> None:
+    def mean() -> list[float]:
+        norm = nn.BatchNorm1d(3)
+        norm.running_mean.fill_(dist.get_rank() + 5)
+        return wrap(norm).module.running_mean.tolist()
+
+    assert launch(mean, world_size=3) == [[5.0] * 3] * 3
+
+
+@pytest.mark.parametrize("wrap", [OverlappedDDP, SMALL], ids=["overlapped", "bucketed"])
+def test_a_second_backward_is_refused(wrap: Callable) -> None:
+    def twice() -> None:
+        model = wrap(nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2)).sum().backward()
+        model.finish_gradients()
+
+    with pytest.raises(LaunchError, match=r"second backward|4 gradients were sent, expected 2"):
+        launch(twice, world_size=2)
+
+
+def test_overlapped_refuses_an_unused_parameter() -> None:
+    def skip() -> None:
+        model = OverlappedDDP(Skipping())
+        model(torch.ones(1, 4), True).sum().backward()
+        model.finish_gradients()
+
+    with pytest.raises(LaunchError, match="4 gradients were sent, expected 6"):
+        launch(skip, world_size=2)
+
+
+def test_an_exception_inside_no_sync_does_not_stop_syncing() -> None:
+    def syncing() -> bool:
+        model = AccumulatingDDP(nn.Linear(2, 1))
+        try:
+            with model.no_sync():
+                raise KeyError
+        except KeyError:
+            return model.syncing
+
+    assert launch(syncing, world_size=1) == [True]
+
+
+def test_accumulation_keeps_one_copy_of_the_gradients_and_the_wrapper_can_be_returned() -> None:
+    def work() -> tuple[bool, nn.Module]:
+        model = AccumulatingDDP(plain(), bucket_bytes=20_000)
         tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), 2)
+        with model.no_sync():
+            cross_entropy(model(tokens), targets).backward()
+        inside = all(
+            param.grad.data_ptr() == view.data_ptr()
+            for bucket in model.buckets
+            for param, view in bucket.views.items()
+        )
         cross_entropy(model(tokens), targets).backward()
         model.finish_gradients()
-        last_gradient = max(i for i, event in enumerate(events) if event != "send")
-        return events.index("send") < last_gradient
+        return inside, model
 
-    assert launch(order, NaiveDDP, world_size=2) == [False, False]
-    for wrap in (OverlappedDDP, SMALL):
-        assert launch(order, wrap, world_size=2) == [True, True]
+    results = launch(work, world_size=2)
+    assert [inside for inside, _ in results] == [True, True]
+    assert all(isinstance(model, AccumulatingDDP) for _, model in results)
+
+
+@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
+def test_float16_gradients_do_not_overflow_in_the_sum(wrap: Callable) -> None:
+    def grad() -> float:
+        model = wrap(nn.Linear(1, 1, bias=False).half())
+        model(torch.full((1, 1), 40_000.0).half()).sum().backward()
+        model.finish_gradients()
+        return model.module.weight.grad.item()
+
+    assert launch(grad, world_size=2) == [40_000.0, 40_000.0]
+
+
+def test_train_steps_do_not_depend_on_the_number_of_ranks() -> None:
+    language = GeneratedLanguage()
+    (one,) = launch(train_steps, language, 6, world_size=1)
+    for losses in launch(train_steps, language, 6, world_size=4):
+        assert losses == pytest.approx(one, rel=1e-4)
 
 
 BUGS = {
     "summed": ("bucket.buffer /= dist.get_world_size(self.group)", "pass"),
-    "averaged twice": ("bucket.num_ready = 0", "bucket.num_ready = 0; bucket.buffer /= 2"),
-    "last bucket not sent": ("self.buckets[self.num_sent :]:\n            for param", "[]:\n    "
-                             "        for param"),
+    "averaged twice": ("bucket.work.wait()", "bucket.work.wait(); bucket.buffer /= 2"),
     "stale": ("view.copy_(param.grad)", "pass"),
-    "not waited and not counted": ("bucket.num_ready = 0", "pass"),
+    "not counted anew": ("bucket.num_ready, bucket.work = 0, None", "bucket.work = None"),
     "no broadcast": ("broadcast_from_rank_0(module, group)", "pass"),
+    "unused not sent": ("in self.buckets[self.num_sent :]:\n            for param", "in []:\n"
+                        "            for param"),
+    "unused not zeroed": ("view.zero_()", "view.fill_(1)"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
+def test_a_planted_bug_is_caught(bug: str) -> None:
     source = export_script("06").split("if __name__")[0]
     old, new = BUGS[bug]
     assert old in source
     names: dict = {"__name__": "__main__"}
     exec(compile(source.replace(old, new), "<broken>", "exec"), names)
-    wrap = partial(names["BucketedDDP"], bucket_bytes=20_000)
-
-    def skipping_model() -> nn.Module:
-        return plain()
-
-    with pytest.raises(Exception, match=r"differs|gradient|initial value|deadlock|failed"):
-        records = launch(train, skipping_model, wrap, world_size=3, timeout_s=20)
+    wrap = names["BucketedDDP"]
+    with pytest.raises((NotEquivalent, LaunchError, AssertionError)):
+        small = partial(wrap, bucket_bytes=20_000)
+        records = launch(train, plain, small, world_size=3, timeout_s=20)
         assert_same_training(reference(plain), records)
-        unused_parameter_is_sent(names["BucketedDDP"])
-
-
-def unused_parameter_is_sent(wrap: Callable) -> None:
-    def grads() -> torch.Tensor:
-        model = wrap(Skipping().double(), bucket_bytes=40)
-        model(torch.ones(2, 4, dtype=torch.float64), dist.get_rank() % 2 == 0).sum().backward()
-        model.finish_gradients()
-        return model.module.layers[0].weight.grad
-
-    results = launch(grads, world_size=3, timeout_s=20)
-    assert all(torch.equal(results[0], r) for r in results), "gradient differs"
+        check_unused_parameters(partial(wrap, bucket_bytes=40))
 
 
 def test_the_exported_script_runs_under_torchrun(tmp_path: Path) -> None:

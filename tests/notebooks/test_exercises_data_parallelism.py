@@ -46,7 +46,12 @@ BUGS = {
         "a frozen parameter has none",
     ),
     "remainder forgotten": ("accumulation_steps", "if left or", "if", "look at the remainder"),
-    "no step at all": ("accumulation_steps", "if left or steps == 0", "if left and steps", "found"),
+    "no step at all": (
+        "accumulation_steps",
+        "if left or steps == 0",
+        "if left and steps",
+        "ValueError",
+    ),
     "microbatch forgotten": (
         "accumulation_steps",
         "* micro_batch_size ",
@@ -70,6 +75,28 @@ BUGS = {
         "filled <= limit",
         "limit",
     ),
+    "an empty bucket first": (
+        "fill_buckets",
+        "if buckets and filled",
+        "if not buckets:\n            buckets.append([])\n        if filled",
+        "a bucket is empty",
+    ),
+    "one left out": ("fill_buckets", "range(len(sizes))", "range(1, len(sizes))", "in no bucket"),
+    "a rank stays out": (
+        "loss_factor",
+        "    total =",
+        "    if num_tokens == 0:\n        return 0.0\n    total =",
+        "a rank without tokens takes part too",
+    ),
+    "no tokens, no error": ("accumulation_steps", " or steps == 0", "", "no tokens"),
+    "scaled up": (
+        "average_and_clip",
+        "return torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)",
+        "norm = torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)\n"
+        "    [p.grad.mul_(2) for p in module.parameters() if p.grad is not None]\n"
+        "    return norm",
+        "untouched where it is not",
+    ),
     "size never reset": (
         "fill_buckets",
         "filled = sizes[index]",
@@ -88,6 +115,12 @@ BUGS = {
         "torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)\n"
         "    return torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)",
         "before clipping",
+    ),
+    "norm returned, nothing clipped": (
+        "average_and_clip",
+        "clip_grad_norm_(module.parameters(), max_norm)",
+        "get_total_norm([p.grad for p in module.parameters() if p.grad is not None])",
+        "gradient of 0.weight",
     ),
     "clipped value by value": (
         "average_and_clip",

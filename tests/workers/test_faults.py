@@ -234,3 +234,84 @@ def test_a_lost_server_is_told_and_replaced() -> None:
         launch(kill_the_server, world_size=2)
     psutil.wait_procs([server], timeout=3)
     assert launch(dist.get_rank, world_size=2) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("the data server's answer timed out after 10 s"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        subprocess.TimeoutExpired(["sleep"], 0.2),
+    ],
+)
+def test_a_programs_own_timeout_is_no_deadlock(error: Exception) -> None:
+    def work() -> None:
+        if dist.get_rank() == 0:
+            raise error
+        dist.barrier()
+
+    found = caught(work, world_size=3)
+    assert type(found) is LaunchError and found.rank == 0
+    assert type(found.__cause__) is type(error)
+
+
+def test_ranks_that_fail_a_moment_apart_are_all_named() -> None:
+    def work() -> None:
+        time.sleep(0.03 * dist.get_rank())
+        raise ValueError("all of us")
+
+    assert str(caught(work, world_size=5)).startswith("all 5 ranks failed")
+
+
+def test_the_cause_may_come_after_its_victims() -> None:
+    """Rank 0 loses its peer at once; why the peer left is known half a second later."""
+
+    def work() -> None:
+        dist.barrier()
+        if dist.get_rank() == 1:
+            dist.destroy_process_group()
+            time.sleep(0.4)
+            raise ValueError("the cause")
+        dist.all_reduce(torch.ones(1))
+
+    error = caught(work, world_size=2)
+    assert [f.rank for f in error.failures] == [1], str(error)
+
+
+def test_an_exception_that_only_the_worker_can_import(tmp_path) -> None:
+    (tmp_path / "onlyhere.py").write_text("class Lost(Exception):\n    pass\n")
+
+    def work() -> None:
+        sys.path.insert(0, str(tmp_path))
+        import onlyhere
+
+        raise onlyhere.Lost("text arrives")
+
+    error = caught(work, world_size=1)
+    assert "onlyhere.Lost: text arrives" in str(error) and error.__cause__ is None
+
+
+def test_a_real_time_signal_has_no_name_but_a_number() -> None:
+    def work() -> None:
+        os.kill(os.getpid(), 35)
+        time.sleep(10)
+
+    assert "killed by signal 35" in str(caught(work, world_size=1))
+
+
+def test_a_flood_of_a_rank_that_waits_for_the_others_is_shown_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def work() -> None:
+        if dist.get_rank() == 0:
+            time.sleep(1)
+        else:
+            for _ in range(3000):
+                print("y" * 99)
+
+    launch(work, world_size=2)
+    out = capfd.readouterr().out
+    assert out.count("bytes left out") == 1
+    shown = sum(len(line) - 8 for line in out.splitlines() if "yyy" in line)
+    (left_out,) = [line for line in out.splitlines() if "left out" in line]
+    assert shown + int(left_out.split()[3].replace(",", "")) == 3000 * 100

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 
 import numpy
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -174,6 +175,16 @@ def test_shutdown_and_prewarm_can_be_repeated() -> None:
     assert launch(rank_squared, world_size=2) == [0, 1]
 
 
+def test_servers_asked_for_from_several_threads_are_one() -> None:
+    shutdown()
+    threads = [threading.Thread(target=prewarm) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(psutil.Process().children()) == 1
+
+
 def test_a_launch_inside_a_launch_is_refused() -> None:
     with pytest.raises(LaunchError, match="notebook only") as caught:
         launch(lambda: launch(rank_squared, world_size=2), world_size=2)
@@ -190,7 +201,14 @@ def test_a_launch_inside_a_launch_is_refused() -> None:
         ({"world_size": "4"}, TypeError, "int, found '4'"),
         ({"world_size": True}, TypeError, "int, found True"),
         ({"world_size": 2, "backend": "mpi"}, ValueError, '"gloo", "nccl"'),
-        ({"world_size": 2, "timeout_s": 0}, ValueError, "positive"),
+        ({"world_size": 2, "timeout_s": 0}, ValueError, "more than 0"),
+        ({"world_size": 2, "timeout_s": "5"}, ValueError, "timeout_s must be seconds"),
+        ({"world_size": 2, "timeout_s": None}, ValueError, "timeout_s must be seconds"),
+        (
+            {"world_size": 2, "collective_timeout_s": float("inf")},
+            ValueError,
+            "collective_timeout_s must be seconds",
+        ),
         ({"world_size": 2, "order": "random"}, ValueError, '"rank" or "arrival"'),
         ({"world_size": 2, "threads": 0}, ValueError, "positive int"),
         ({"world_size": 2, "start_method": "forkserver"}, ValueError, '"fork", "spawn"'),

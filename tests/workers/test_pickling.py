@@ -53,6 +53,13 @@ def test_gradients_leaves_and_results_of_computation() -> None:
     assert not result.requires_grad and torch.equal(result, torch.full((3,), 2.0))
 
 
+def test_attributes_of_a_parameter_travel() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.sequence_parallel = True
+    found = back({"p": parameter})["p"]
+    assert found.sequence_parallel is True and isinstance(found, torch.nn.Parameter)
+
+
 def test_one_tensor_under_two_names_stays_one() -> None:
     tensor = torch.ones(2)
     first, second = back([tensor, tensor])

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from playbook_utils.workers import torchrun as torchrun_module
+
 SCRIPT = """
 import os, torch, torch.distributed as dist
 from playbook_utils.workers import launch, prewarm
@@ -31,6 +35,48 @@ def torchrun(script: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
     )
+
+
+FAILING = """
+import sys, torch, torch.distributed as dist
+from playbook_utils.workers import launch
+
+def work():
+    if dist.get_rank() == 1:
+        raise ERROR
+    dist.barrier()
+
+launch(work, world_size=2)
+"""
+
+
+@pytest.mark.parametrize("error", ["ValueError('the cause')", "SystemExit(5)"])
+def test_a_failing_rank_ends_all_at_once_and_is_named(tmp_path: Path, error: str) -> None:
+    """It must not wait at exit for ranks that wait for it: here 30 minutes, gloo's timeout."""
+    script = tmp_path / "lesson.py"
+    script.write_text(FAILING.replace("ERROR", error))
+    process = torchrun(script, "--standalone", "--nproc-per-node", "2")
+    _, err = process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert "rank      : 1 (local_rank: 1)" in err.partition("Root Cause")[2]
+
+
+def test_a_function_made_inside_a_function_comes_back(tmp_path: Path) -> None:
+    script = tmp_path / "lesson.py"
+    script.write_text(
+        "from playbook_utils.workers import launch\n"
+        "results = launch(lambda: (lambda: 3), world_size=2)\n"
+        "print('RESULT', [made() for made in results])"
+    )
+    out, _ = torchrun(script, "--standalone", "--nproc-per-node", "2").communicate(timeout=100)
+    assert out.count("RESULT [3, 3]") == 2
+
+
+def test_gpus_that_are_too_few_are_an_error_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="2 processes on this machine, and 1 GPUs"):
+        torchrun_module.run(print, (), 2, None, None)
 
 
 def free_port() -> int:
