@@ -49,7 +49,7 @@ $(BIN)/python:
 	  echo "'$(PYTHON)' cannot make virtual environments: its venv module is not installed."; \
 	  echo "On Debian and Ubuntu: sudo apt install python3-venv. Then run make again."; \
 	  exit 1; }
-	"$(PYTHON)" -m venv "$(VENV)"
+	"$(PYTHON)" -m venv "$(VENV)" || { rm -rf "$(VENV)"; exit 1; }
 
 $(VENV)/.ready-lab: pyproject.toml $(BIN)/python
 	@$(hint)

@@ -335,3 +335,9 @@ def test_workers_import_what_the_kernel_read_or_refuse(folder: Path) -> None:
     with pytest.raises(LaunchError, match=r"07_scale.ipynb was saved after this kernel read it"):
         launch(scaled, 4, world_size=2)
     shutdown()
+
+
+def test_a_class_body_that_runs_something_is_refused(folder: Path) -> None:
+    write_notebook(folder, "07_run.ipynb", "#| export\nclass S:\n    print('runs')")
+    with pytest.raises(NotebookImportError, match=r"07_run.ipynb, cell 1"):
+        importlib.import_module("notebooks.run")

@@ -171,8 +171,8 @@ def _check_step(
     return {
         "loss": compare(
             Quantity("loss", step, allowed, mean=loss == "mean" and len(ranks) > 1),
-            {"loss": torch.tensor(expected.loss)},
-            [{"loss": torch.tensor(value)} for value in losses],
+            _scalar("loss", expected.loss),
+            [_scalar("loss", value) for value in losses],
         ),
         "gradient": compare(
             Quantity("gradient", step, allowed),
@@ -182,8 +182,8 @@ def _check_step(
         ),
         "gradient norm": compare(
             Quantity("gradient norm", step, allowed),
-            {"gradient norm": torch.tensor(expected.grad_norm)},
-            [{"gradient norm": torch.tensor(record.grad_norm)} for record in found],
+            _scalar("gradient norm", expected.grad_norm),
+            [_scalar("gradient norm", record.grad_norm) for record in found],
         ),
         "parameter": compare(
             Quantity("parameter", step, allowed),
@@ -192,6 +192,11 @@ def _check_step(
             _pick(before.params if before else reference.initial, names),
         ),
     }
+
+
+def _scalar(name: str, value: float) -> Named:
+    """In float64: the default dtype would round both sides before they are compared."""
+    return {name: torch.tensor(value, dtype=torch.float64)}
 
 
 def _grads(

@@ -149,7 +149,9 @@ def _tied(names: dict[str, nn.Parameter]) -> Groups:
     places: dict[Any, list[str]] = {}
     for name, param in names.items():
         local = param.to_local() if hasattr(param, "to_local") else param
-        place = (local.data_ptr(), tuple(local.shape)) if local.numel() else id(param)
+        # The storage, not its address: that is 0 for all whose memory was freed between steps.
+        storage = local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape)
+        place = storage if local.numel() else id(param)
         places.setdefault(place, []).append(name)
     return tuple(tuple(group) for group in places.values() if len(group) > 1)
 
@@ -180,8 +182,9 @@ def _clip(
 
 
 def _num_tokens(batch: Any) -> int:
-    """Targets in (tokens, targets), or in a list of such microbatches."""
-    if isinstance(batch, (tuple, list)) and batch:
-        last = batch[-1]
-        return last.numel() if isinstance(last, Tensor) else sum(map(_num_tokens, batch))
-    return 0
+    """Targets in (tokens, targets, ...), or in a list of such microbatches; -100 is none."""
+    if not isinstance(batch, (tuple, list)):
+        return 0
+    if len(batch) > 1 and isinstance(batch[1], Tensor):
+        return int((batch[1] != -100).sum())
+    return sum(map(_num_tokens, batch))

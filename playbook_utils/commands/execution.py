@@ -84,7 +84,7 @@ def execute(
             asked_s = time.perf_counter()
             peak_bytes = max(peak_bytes, _tree_memory_bytes(run.kernel_pid))
             # Reading the memory of many processes is slow: spend at most a tenth of a core on it.
-            run.join(max(0.05, 10 * (time.perf_counter() - asked_s)))
+            run.join(min(0.5, max(0.05, 10 * (time.perf_counter() - asked_s))))
     finally:
         # Only an interrupt comes here with the thread alive.
         run.cancel()
@@ -149,6 +149,8 @@ class _Run(threading.Thread):
             timeout=self.timeout_s,
             record_timing=False,
             coalesce_streams=True,
+            iopub_timeout=60,  # else output that is late is lost, with a line in a log
+            raise_on_iopub_timeout=True,
             resources={"metadata": {"path": str(self.path.parent)}},
             on_cell_executed=self._cell_has_run,
         )

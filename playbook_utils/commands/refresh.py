@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ MASKS: dict[str, str] = {
 }
 """What differs between two runs without meaning anything; `tests/sanitize.cfg` is the same list."""
 
+MAX_BYTES = 5_000_000
 _CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "tags")
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _METADATA = {
@@ -75,19 +78,35 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _refresh(path: Path, arguments: argparse.Namespace, bar: Any) -> str:
     """Execute one notebook and write it where it changed; what was done, in a word or two."""
+    before = path.read_bytes()
     execution = execute(path, timeout_s=arguments.timeout, on_cell=bar.update)
     if execution.failure is not None:
         bar.write(report_failure(execution.failure), file=sys.stderr)
         return f"failed at cell [{execution.failure.cell}], not written"
     new = as_bytes(normalise(execution.notebook))
-    if new == path.read_bytes():
+    if path.read_bytes() != before:
+        return "failed: it was saved by someone else meanwhile, not written"
+    if new == before:
         return "unchanged"
     if arguments.check:
         return "would change"
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(new)
-    os.replace(beside, path)
+    if len(new) > MAX_BYTES:
+        return f"failed: {len(new):,} bytes are too many to store, not written"
+    _replace(path, new)
     return "written"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write all of it or nothing, with the file's own permissions."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        shutil.copymode(path, name)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def as_bytes(notebook: Any) -> bytes:

@@ -8,6 +8,7 @@ Left out: the solutions, which stand at the end of the notebook.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,9 +27,15 @@ def _verify_gpus_needed(attempt: Callable[[int, int], Any]) -> None:
     """16 bytes a parameter, the book's section "Memory Usage in Transformers"."""
     gpu_bytes = 80 * 10**9
     for num_params, hint in (
-        (8_030_261_248, "16 bytes a parameter: 2 weight, 2 gradient, 12 optimizer states"),
+        (
+            8_030_261_248,
+            "16 bytes a parameter (2 weight, 2 gradient, 12 optimizer states), in whole GPUs",
+        ),
         (10 * 10**9, "160 GB fill two GPUs exactly: no third one is needed"),
-        (70_553_706_496, "what is left over needs a GPU too: round up"),
+        (
+            70_553_706_496,
+            "all 16 bytes of each parameter; what is left over needs a GPU too: round up",
+        ),
         (5_000_000_001, "80 GB and 16 bytes do not fit in one GPU: round up, in whole numbers"),
     ):
         expected = -(-16 * num_params // gpu_bytes)
@@ -39,7 +46,12 @@ def _verify_gpus_needed(attempt: Callable[[int, int], Any]) -> None:
 def _verify_exchange_seconds(attempt: Callable[[int, int, float], Any]) -> None:
     """Ring all-reduce of BF16 gradients: 2 (N-1)/N K bytes a rank, the book's appendix A0."""
     for num_params, world_size, bytes_per_s, hint in (
-        (10**9, 2, 1e9, "2 bytes a gradient; bytes divided by bytes per second"),
+        (
+            10**9,
+            2,
+            1e9,
+            "2 bytes a gradient, times the ring's 2 (N-1)/N, divided by bytes per second",
+        ),
         (10**9, 8, 1e9, "a rank sends 2 (N-1)/N times the bytes of all gradients"),
         (3 * 10**6, 3, 50e9, "bytes divided by bytes per second"),
         (10**9, 1, 50e9, "one rank alone has nobody to talk to"),
@@ -58,19 +70,25 @@ def _verify_sum_over_ranks(attempt: Callable[[float], Any]) -> None:
             _recorded, attempt, numbers, world_size=world_size, timeout_s=30, collective_timeout_s=5
         )
         for rank, (found, events) in enumerate(results):
+            kind = "number" if isinstance(found, (int, float)) else type(found).__name__
+            hint = "return the sum itself; .item() takes it out of the tensor"
+            expect_equal(kind, "number", "type of what it returned", rank=rank, hint=hint)
             hint = f"the ranks hold {numbers}; every rank needs their sum"
             expect_close(found, sum(numbers), "the sum", rank=rank, hint=hint)
             hint = "dist.all_reduce adds up on all ranks at once; call it exactly once"
             expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)
+            sent = sum(math.prod(event.shape) for event in events)
+            hint = "torch.tensor([number]) has one element; send no more than that"
+            expect_equal(sent, 1, "elements passed to all_reduce", rank=rank, hint=hint)
 
 
 def _recorded(
     attempt: Callable[[float], Any], numbers: list[float]
-) -> tuple[float, tuple[CollectiveEvent, ...]]:
+) -> tuple[Any, tuple[CollectiveEvent, ...]]:
     """On each rank: its own number in, what came out and what was sent."""
     with record_communication() as log:
         found = attempt(numbers[dist.get_rank()])
-    return float(found), log.events
+    return found, log.events
 
 
 GPUS_NEEDED = Exercise(

@@ -154,7 +154,8 @@ def track_memory(
     from playbook_utils.measure.tracker import make_tracker
 
     memory = MemoryLog(rank)
-    memory._tracker = make_tracker(model, optimizer, device, memory._changed)
+    masters = _master_copies(model, optimizer)
+    memory._tracker = make_tracker(model, optimizer, device, memory._changed, masters)
     try:
         with memory._tracker, _allocator_watched(memory, device, snapshot_path):
             yield memory
@@ -173,26 +174,37 @@ def state_bytes(
     """Exact bytes of what `model` and `optimizer` hold at this moment on this rank.
 
     Tied parameters count once and a DTensor counts as this rank's shard. Optimizer states are
-    all tensors in them, Adam's 4-byte step counters too. `other_bytes` are the buffers;
-    activations are none.
+    all tensors in them, Adam's 4-byte step counters too, and the FP32 master copies of mixed
+    precision, which are parameters of the optimizer and not of the model; gradients of master
+    copies are gradients. `other_bytes` are the buffers; activations are none.
 
     Raises:
         TypeError: `model` is not an nn.Module, or `optimizer` not an optimizer.
     """
     _check_model(model, optimizer)
     params = list(model.parameters())
+    masters = _master_copies(model, optimizer)
     states = [] if optimizer is None else tree_leaves(list(optimizer.state.values()))
     seen: set[tuple[int, int, int]] = set()
     return MemorySample(
         step=step,
         moment=moment,
         params_bytes=_distinct_bytes(params, seen),
-        grads_bytes=_distinct_bytes((p.grad for p in params), seen),
-        optimizer_states_bytes=_distinct_bytes(states, seen),
+        grads_bytes=_distinct_bytes((p.grad for p in [*params, *masters]), seen),
+        optimizer_states_bytes=_distinct_bytes([*masters, *states], seen),
         activations_bytes=0,
         other_bytes=_distinct_bytes(model.buffers(), seen),
         rank=rank,
     )
+
+
+def _master_copies(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """What the optimizer steps that is no parameter of the model: FP32 copies of its weights."""
+    if optimizer is None:
+        return []
+    own = {id(param) for param in model.parameters()}
+    stepped = [param for group in optimizer.param_groups for param in group["params"]]
+    return [param for param in stepped if id(param) not in own]
 
 
 def _distinct_bytes(values: Iterable[Any], seen: set[tuple[int, int, int]]) -> int:

@@ -17,7 +17,7 @@ this module imports DTensor, and using it torch._dynamo: a second each in a fres
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -61,6 +61,7 @@ class _Timeline:
     """Whether what is made outside backward and optimizer is an activation."""
     device: torch.device
     optimizer: torch.optim.Optimizer | None = None
+    masters: Sequence[torch.Tensor] = ()
 
     def phase(self) -> str:
         """ "backward", "optimizer" or "forward", whatever runs now."""
@@ -93,7 +94,16 @@ class _Timeline:
                 for tensor in tree_leaves(state):
                     if isinstance(tensor, torch.Tensor):
                         self._update_and_maybe_create_winfos(tensor, self._ref_class.OPT)  # type: ignore[attr-defined]
+            self.mark_masters()
         self.on_change(self.held(), self.phase())
+
+    def mark_masters(self) -> None:
+        """Count master copies as optimizer states, and their gradients as gradients."""
+        kinds = self._ref_class  # type: ignore[attr-defined]
+        for master in self.masters:
+            self._update_and_maybe_create_winfos(master, kinds.OPT)  # type: ignore[attr-defined]
+            if master.grad is not None:
+                self._update_and_maybe_create_winfos(master.grad, kinds.GRAD)  # type: ignore[attr-defined]
 
 
 class _ModelTracker(_Timeline, MemTracker):  # type: ignore[no-untyped-call]
@@ -138,6 +148,7 @@ def make_tracker(
     optimizer: torch.optim.Optimizer | None,
     device: torch.device,
     on_change: Callable[[Held, str], None],
+    masters: Sequence[torch.Tensor] = (),
 ) -> Any:
     """A tracker of `model`; enter it as a context. `on_change(held, phase)`."""
     tracker: Any
@@ -148,4 +159,6 @@ def make_tracker(
         tracker.track_external(model, optimizer)
     tracker.device, tracker.optimizer = device, optimizer
     tracker.on_change = on_change
+    tracker.masters = masters
+    tracker.mark_masters()
     return tracker

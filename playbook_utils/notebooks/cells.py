@@ -157,6 +157,9 @@ def _check_statements(cell: ExportedCell, body: Iterable[ast.stmt]) -> None:
 def _offender(statement: ast.stmt) -> ast.stmt | ast.expr | None:
     """The part of a top-level statement that does more than define and import, if any."""
     definitions = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    if isinstance(statement, ast.ClassDef):
+        running = (_offender(part) for part in statement.body if isinstance(part, ast.Expr))
+        return next((part for part in running if part is not None), None)
     if isinstance(statement, (*definitions, ast.Pass)) or type(statement).__name__ == "TypeAlias":
         return None
     if isinstance(statement, ast.Expr):

@@ -64,6 +64,7 @@ class NotebookFinder(importlib.abc.MetaPathFinder):
             for name in [*self.loaded, _PACKAGE]:
                 sys.modules.pop(name, None)
             self.loaded.clear()
+            self.expected.clear()
         self._folder = folder
 
     def find_spec(
@@ -175,12 +176,22 @@ def _register_source(filename: str, source: str) -> None:
 def _shift_class_lines(module: ModuleType, tree: ast.Module, lines_before: int) -> None:
     # Since Python 3.13 inspect takes a class's line from the class and its text from the module's
     # file; the cell was compiled with lines of its own.
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            defined = module.__dict__.get(node.name)
-            first_line = getattr(defined, "__dict__", {}).get("__firstlineno__")
-            if isinstance(defined, type) and first_line is not None:
-                type.__setattr__(defined, "__firstlineno__", first_line + lines_before)
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    for name in names:
+        _shift_class(module.__dict__.get(name), module.__name__, lines_before)
+
+
+def _shift_class(defined: object, module_name: str, lines_before: int) -> None:
+    """Move a class that this module defines, and the classes inside it."""
+    if not isinstance(defined, type) or defined.__module__ != module_name:
+        return
+    first_line = defined.__dict__.get("__firstlineno__")
+    if first_line is not None:
+        type.__setattr__(defined, "__firstlineno__", first_line + lines_before)
+    for inner in vars(defined).values():
+        nested = getattr(inner, "__qualname__", "").startswith(f"{defined.__qualname__}.")
+        if isinstance(inner, type) and nested:
+            _shift_class(inner, module_name, lines_before)
 
 
 def find_folder(start: Path) -> Path | None:

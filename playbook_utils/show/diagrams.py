@@ -224,9 +224,11 @@ def course_map(lessons: Sequence[Mapping[str, Any]], *, title: str = "The course
         for position, lesson in enumerate(inside):
             y = 0.7 + position * row
             canvas.box(x, y, column - 0.2, row - 0.15)
-            canvas.box(x, y, 0.14, row - 0.15, color=color)
+            planned = lesson["minutes"] is None
+            canvas.box(x, y, 0.14, row - 0.15, color="#dddddd" if planned else color)
             name, remark = _lesson_texts(lesson, characters)
-            canvas.text(x + 0.26, y + 0.12, name, ha="left", va="top", fontsize=8.5)
+            ink = "#888888" if planned else INK
+            canvas.text(x + 0.26, y + 0.12, name, ha="left", va="top", fontsize=8.5, color=ink)
             quiet = {"fontsize": 8, "color": "#666666"}
             canvas.text(x + 0.26, y + row - 0.27, remark, ha="left", va="bottom", **quiet)
     named = "; ".join(

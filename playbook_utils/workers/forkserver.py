@@ -38,6 +38,7 @@ __all__ = ["main"]
 
 IDLE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "torch.nn.parallel")
 GRACE_S = 0.5
+POLL_S = 0.3
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -56,19 +57,20 @@ class _Server:
 
     def serve(self) -> None:
         """Answer until the kernel closes the control socket, then kill what is left."""
-        signal.setitimer(signal.ITIMER_REAL, 0)  # from here on `select` watches the kernel
+        signal.setitimer(signal.ITIMER_REAL, 0)  # from here on this loop watches the kernel
         gc.freeze()
         self._tell(event="ready", threads=len(os.listdir("/proc/self/task")))
         while True:
-            idle_s = 0.2 if self._idle_imports and not self._ranks else None
-            sources: list[Any] = [self._control, self._wake, self._kernel]
-            readable, _, _ = select.select(sources, [], [], idle_s)
-            if not readable:
+            sources: list[Any] = [self._control, self._wake]
+            readable, _, _ = select.select(sources, [], [], POLL_S)
+            if os.getppid() != self._kernel:
+                break
+            if not readable and self._idle_imports and not self._ranks:
                 self._import_one()
             if self._wake in readable:
                 os.read(self._wake, 4096)
                 self._reap()
-            if self._kernel in readable or (self._control in readable and not self._answer()):
+            if self._control in readable and not self._answer():
                 break
         self._end()
 
@@ -119,7 +121,6 @@ class _Server:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake)
-        os.close(self._kernel)
         gc.enable()
         names = [f.name for f in fields(Descriptors)][: len(fds)]
         run(rank, Descriptors(**dict(zip(names, fds, strict=True))))
@@ -144,28 +145,30 @@ class _Server:
             os.kill(pid, signal.SIGKILL)
         started = time.monotonic()
         asked: set[int] = set()
-        while (children := _children()) and time.monotonic() < started + 10 * GRACE_S:
+        while (children := self._children()) and time.monotonic() < started + 10 * GRACE_S:
             late = time.monotonic() > started + GRACE_S
             for pid in children - groups if late else children - groups - asked:
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
                 asked.add(pid)
             self._reap()
-            if _children():
+            if self._children():
                 time.sleep(0.002)
+
+    def _children(self) -> set[int]:
+        """Processes whose parent is this one, zombies included."""
+        pid = os.getpid()
+        try:
+            return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+        except FileNotFoundError:  # a kernel without that file: the ranks at least
+            return set(self._ranks)
 
     def _tell(self, **message: Any) -> None:
         with contextlib.suppress(OSError):  # the kernel is gone: serve() sees it too, and ends
             self._control.send(json.dumps(message).encode())
 
 
-def _children() -> set[int]:
-    """Processes whose parent is this one, zombies included."""
-    pid = os.getpid()
-    return {int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
 def main(fd: int, kernel: int) -> None:
-    """Serve on the control socket `fd` for the process with the pidfd `kernel`.
+    """Serve on the control socket `fd` for the process with the id `kernel`.
 
     Until it serves, a timer ends this process when the kernel is gone (`servers` sets it up).
     """

@@ -73,9 +73,10 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     requires_grad = tensor.requires_grad and tensor.is_leaf
     grad = tensor.grad if tensor.is_leaf else None
-    arguments = (raw, tensor.dtype, tuple(tensor.shape), requires_grad, is_parameter, grad)
-    # Attributes mark parameters, as `sequence_parallel` does: they travel as the object's state.
-    return _make_tensor, arguments, tensor.__dict__ or None
+    shape, attributes = tuple(tensor.shape), tensor.__dict__  # marks, such as `sequence_parallel`
+    return _make_tensor, (
+        raw, tensor.dtype, shape, requires_grad, is_parameter, grad, attributes,
+    )  # fmt: skip
 
 
 def _make_tensor(
@@ -85,6 +86,7 @@ def _make_tensor(
     requires_grad: bool,
     is_parameter: bool,
     grad: torch.Tensor | None,
+    attributes: dict[str, Any],
 ) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     if raw:
@@ -95,6 +97,7 @@ def _make_tensor(
     else:
         tensor.requires_grad_(requires_grad)
     tensor.grad = grad
+    tensor.__dict__.update(attributes)
     return tensor
 
 

@@ -30,9 +30,9 @@ END_TIMEOUT_S = 10.0
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
 # Importing torch can take seconds; the kernel may be gone by then, and nothing is to outlive it.
 _WATCH = """
-import os, select, signal
-kernel = os.pidfd_open(os.getppid())
-signal.signal(signal.SIGALRM, lambda *_: select.select([kernel], [], [], 0)[0] and os._exit(0))
+import os, signal
+control, kernel = map(int, sys.argv[2:])
+signal.signal(signal.SIGALRM, lambda *_: os.getppid() != kernel and os._exit(0))
 signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 """
 
@@ -78,10 +78,11 @@ class ForkServer:
         self._ready = False
         self._has_ranks = False
         code = _START + _WATCH
-        code += "from playbook_utils.workers.forkserver import main; main(int(sys.argv[2]), kernel)"
+        code += "from playbook_utils.workers.forkserver import main; main(control, kernel)"
         with theirs:
+            arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
                 stdin=subprocess.DEVNULL,

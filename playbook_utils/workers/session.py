@@ -29,8 +29,8 @@ from playbook_utils.workers.worker import Descriptors, Raised
 
 __all__ = ["Rank", "Session", "rendezvous_file"]
 
-GATHER_S = 0.05
-"""After a failure: how long others may still fail of themselves before all are stopped."""
+GATHER_S = 0.3
+"""After each failure: how long others may still fail of themselves before all are stopped."""
 VICTIM_GATHER_S = 1.0
 """The same while only ranks that lost a peer have failed: the cause is still to come."""
 DUMP_S = 0.5
@@ -231,5 +231,5 @@ def rendezvous_file(stack: ExitStack, server: Server) -> tuple[int, str | None]:
         fd = wire.anonymous_file()
         stack.callback(os.close, fd)
         return fd, None
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="playbook-"))
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="playbook-launch-"))
     return -1, os.path.join(folder, "rendezvous")

@@ -459,3 +459,32 @@ def test_a_small_tensor_is_held_to_a_thousandth_of_the_largest() -> None:
     with pytest.raises(NotEquivalent, match="small"):
         difference(1e-3, 5 * allowed * 1e-3)
     assert difference(1e-9, 0.5 * allowed * 1e-3) == pytest.approx(0.5 * allowed)
+
+
+@pytest.mark.parametrize("field", ["loss", "grad_norm"])
+def test_loss_and_norm_are_compared_in_full_precision(field: str) -> None:
+    sound = record_training(build(), BATCHES)
+    steps = [replace(step, **{field: getattr(step, field) * (1 + 1e-9)}) for step in sound.steps]
+    with pytest.raises(NotEquivalent, match=field.replace("grad_", "gradient ")):
+        assert_same_training(sound, replace(sound, steps=tuple(steps)))
+
+
+def test_parameters_whose_memory_was_freed_are_not_tied() -> None:
+    """As under ZeRO-3 between steps: the address of freed memory is 0 for all."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    for param in model.parameters():
+        param.untyped_storage().resize_(0)
+    record = record_training(model, [], gather=lambda name, tensor: torch.ones(4, 4))
+    assert record.tied == ()
+
+
+def test_tokens_are_the_targets_that_count() -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        loss = model.weight.sum()
+        loss.backward()
+        return loss
+
+    targets = torch.tensor([[1, -100, 2]])
+    batch = (targets, targets, torch.arange(100))
+    record = record_training(nn.Linear(2, 2, bias=False), [batch, [batch, batch]], step=step)
+    assert [one.num_tokens for one in record.steps] == [2, 4]

@@ -117,3 +117,21 @@ def test_mask(text: str) -> None:
 def test_nbval_masks_the_same() -> None:
     config = Path(__file__).parents[1] / "sanitize.cfg"
     assert dict(get_sanitize_patterns(config.read_text())) == MASKS
+
+
+def test_what_was_saved_meanwhile_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit = "text = pathlib.Path('00_all.ipynb').read_text()\n"
+    edit += "pathlib.Path('00_all.ipynb').write_text(text + ' ')"
+    path = write_notebook(tmp_path, "00_all", "import pathlib", edit)
+    assert refresh(tmp_path) == 1
+    assert "saved by someone else meanwhile, not written" in capsys.readouterr().out
+    assert path.read_text().endswith(" ") and len(list(tmp_path.glob("*"))) == 1
+
+
+def test_permissions_are_kept(tmp_path: Path) -> None:
+    path = write_notebook(tmp_path, "00_all", "print(1)")
+    path.chmod(0o664)
+    assert refresh(tmp_path) == 0
+    assert path.stat().st_mode & 0o777 == 0o664

@@ -245,3 +245,36 @@ def test_fsdp2_holds_a_shard_of_everything() -> None:
         assert end.optimizer_states_bytes == state.optimizer_states_bytes
         unsharded = max(s.params_bytes for s in samples)
         assert size // 2 + block <= unsharded <= size // 2 + size
+
+
+def test_master_copies_are_optimizer_states_from_the_start() -> None:
+    """Mixed precision by hand: 2 + 2 bytes in the model, 4 of the copy, 8 of Adam's moments."""
+    model = nn.Linear(30, 20, bias=False).bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters)
+    number = 600
+
+    def step() -> None:
+        model(torch.ones(3, 30).bfloat16()).sum().backward()
+        for master, param in zip(masters, model.parameters(), strict=True):
+            master.grad = param.grad.float()
+        optimizer.step()
+        with torch.no_grad():
+            for master, param in zip(masters, model.parameters(), strict=True):
+                param.copy_(master)
+
+    start = state_bytes(model, optimizer)
+    assert (start.params_bytes, start.optimizer_states_bytes) == (2 * number, 4 * number)
+    with track_memory(model, optimizer) as memory:
+        for _ in range(2):
+            with memory.step():
+                step()
+            model.zero_grad()
+            optimizer.zero_grad()
+    first, second = (next(s for s in memory.samples if s.step == n) for n in (0, 1))
+    assert first.optimizer_states_bytes == 4 * number
+    assert second.optimizer_states_bytes == 12 * number + 4  # and Adam's step counter
+    step()
+    end = state_bytes(model, optimizer)
+    assert end.optimizer_states_bytes == 12 * number + 4
+    assert end.grads_bytes == (2 + 4) * number

@@ -16,7 +16,7 @@ BUGS = {
     "rounds down": ("gpus_needed", "math.ceil(16 * ", "int(16 * ", "found 1, expected 2"),
     "weights only": ("gpus_needed", "16 *", "2 *", "16 bytes a parameter"),
     "one too many": ("gpus_needed", "math.ceil(16 * ", "1 + int(16 * ", "found 3, expected 2"),
-    "one way round the ring": ("exchange_seconds", "2 * (", "1 * (", "hint: 2 bytes a gradient"),
+    "one way round the ring": ("exchange_seconds", "2 * (", "1 * (", "2 (N-1)/N"),
     "forgets the ranks": (
         "exchange_seconds",
         "(world_size - 1) / world_size",
@@ -43,6 +43,14 @@ BUGS = {
         "the sum on rank 0: found 10.0, expected 13.0",
     ),
     "does not talk": ("sum_over_ranks", "dist.all_reduce(total)", "pass", "found 3.0"),
+    "nothing returned": ("sum_over_ranks", "return ", "", "found NoneType, expected number"),
+    "the tensor": ("sum_over_ranks", ".item()", "", "found Tensor, expected number"),
+    "a million elements": (
+        "sum_over_ranks",
+        "dist.all_reduce(total)",
+        "total = total.expand(1000).clone(); dist.all_reduce(total); total = total[:1]",
+        "elements passed to all_reduce on rank 0: found 1000, expected 1",
+    ),
     "twice": (
         "sum_over_ranks",
         "dist.all_reduce(total)",

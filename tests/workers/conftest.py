@@ -110,4 +110,14 @@ def shared_files() -> set[str]:
     """What is in shared memory and, of the launcher's, in the temporary folder."""
     folders = [Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp"))]
     found = {str(p) for p in folders[0].iterdir()} if folders[0].is_dir() else set()
-    return found | {str(p) for p in folders[1].glob("playbook-*")}
+    return found | {str(p) for p in folders[1].glob("playbook-launch-*")}
+
+
+def files_left(before: set[str], seconds: float = 3.0) -> set[str]:
+    """Shared files that are new and stay: those of tests that run beside this one come and go."""
+    deadline = time.monotonic() + seconds
+    left = shared_files() - before
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left &= shared_files()
+    return left

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from playbook_utils.errors import LaunchError, LaunchTimeout
 from playbook_utils.workers import launch
-from tests.workers.conftest import shared_files
+from tests.workers.conftest import files_left, shared_files
 
 
 class Unpicklable(Exception):
@@ -34,7 +34,7 @@ def caught(fn, *, world_size: int, **kwargs) -> LaunchError:
         launch(fn, world_size=world_size, **kwargs)
     left = [p for child in psutil.Process().children() for p in child.children(recursive=True)]
     assert left == [], "processes were left"
-    assert shared_files() == before
+    assert files_left(before) == set()
     return error.value
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,30 @@ if int(os.environ["RANK"]) == 0:
 """
 
 
-def torchrun(script: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    )
+Torchrun = Callable[..., subprocess.Popen[str]]
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def torchrun() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts torchrun on a script; whatever still runs at the end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(script: Path, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "torch.distributed.run", *options, str(script)]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 FAILING = """
@@ -51,7 +71,9 @@ launch(work, world_size=2)
 
 
 @pytest.mark.parametrize("error", ["ValueError('the cause')", "SystemExit(5)"])
-def test_a_failing_rank_ends_all_at_once_and_is_named(tmp_path: Path, error: str) -> None:
+def test_a_failing_rank_ends_all_at_once_and_is_named(
+    torchrun: Torchrun, tmp_path: Path, error: str
+) -> None:
     """It must not wait at exit for ranks that wait for it: here 30 minutes, gloo's timeout."""
     script = tmp_path / "lesson.py"
     script.write_text(FAILING.replace("ERROR", error))
@@ -61,12 +83,12 @@ def test_a_failing_rank_ends_all_at_once_and_is_named(tmp_path: Path, error: str
     assert "rank      : 1 (local_rank: 1)" in err.partition("Root Cause")[2]
 
 
-def test_a_function_made_inside_a_function_comes_back(tmp_path: Path) -> None:
+def test_a_function_made_inside_a_function_comes_back(torchrun: Torchrun, tmp_path: Path) -> None:
     script = tmp_path / "lesson.py"
     script.write_text(
         "from playbook_utils.workers import launch\n"
         "results = launch(lambda: (lambda: 3), world_size=2)\n"
-        "print('RESULT', [made() for made in results])"
+        "print(f'RESULT {[made() for made in results]}')"
     )
     out, _ = torchrun(script, "--standalone", "--nproc-per-node", "2").communicate(timeout=100)
     assert out.count("RESULT [3, 3]") == 2
@@ -85,7 +107,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def test_two_processes_of_one_node(tmp_path: Path) -> None:
+def test_two_processes_of_one_node(torchrun: Torchrun, tmp_path: Path) -> None:
     script = tmp_path / "lesson.py"
     script.write_text(SCRIPT)
     out, err = torchrun(script, "--standalone", "--nproc-per-node", "2").communicate(timeout=120)
@@ -93,7 +115,7 @@ def test_two_processes_of_one_node(tmp_path: Path) -> None:
     assert "launch(world_size=4) runs on the 2 ranks that torchrun started" in err
 
 
-def test_two_nodes_on_loopback(tmp_path: Path) -> None:
+def test_two_nodes_on_loopback(torchrun: Torchrun, tmp_path: Path) -> None:
     script = tmp_path / "lesson.py"
     script.write_text(SCRIPT)
     port = str(free_port())
