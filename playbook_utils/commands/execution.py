@@ -154,10 +154,12 @@ class _Run(threading.Thread):
             resources={"metadata": {"path": str(self.path.parent)}},
             on_cell_executed=self._cell_has_run,
         )
+        waker: asyncio.Future[None] | None = None
         client.owns_km = True  # so that it stops the kernel however this ends
         try:
             async with client.async_setup_kernel():
                 self.kernel_pid = getattr(manager.provisioner, "pid", None)
+                waker = asyncio.ensure_future(_keep_awake(client.kc))
                 for index, cell in enumerate(self.notebook.cells):
                     await client.async_execute_cell(cell, index)
                     self.started_cells = client.code_cells_executed
@@ -171,6 +173,8 @@ class _Run(threading.Thread):
         except RuntimeError as error:
             self._fail(client, f"the kernel did not start: {error}")
         finally:
+            if waker is not None:
+                waker.cancel()
             # Where the start itself was cut short nbclient has not stopped the kernel yet, and
             # would trip over that at exit.
             atexit.unregister(client._cleanup_kernel)
@@ -185,6 +189,22 @@ class _Run(threading.Thread):
     def _cell_has_run(self, **_: Any) -> None:
         if self.on_cell is not None:
             self.on_cell()
+
+
+async def _keep_awake(kernel_client: Any) -> None:
+    """Look at the sockets now and then, so that no reply is slept through.
+
+    A widget's message is sent on the socket behind asyncio's back, which can swallow the wake-up
+    for a reply that arrives just then: the cell never ends (nbclient issue 312). Reading EVENTS
+    makes the socket notice what has arrived.
+    """
+    import zmq
+
+    sockets = [kernel_client.shell_channel.socket, kernel_client.iopub_channel.socket]
+    while True:
+        await asyncio.sleep(0.2)
+        for socket in sockets:
+            socket.get(zmq.EVENTS)
 
 
 def read_notebook(path: Path) -> Any:

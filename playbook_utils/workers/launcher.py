@@ -68,6 +68,7 @@ class _Servers:
 
 
 _SERVERS = _Servers()
+"""The package's one piece of module state: servers outlive the call that started them."""
 
 
 def launch(
@@ -115,6 +116,7 @@ def launch(
     _check(fn, world_size, backend, timeout_s, collective_timeout_s, order, threads)
     if torchrun.is_active():
         return torchrun.run(fn, args, world_size, backend, collective_timeout_s)
+    _check_machine(world_size, backend)
     method = _start_method(start_method)
     threads = threads or max(1, _cores() // world_size)
     chosen = backend or _default_backend(world_size)
@@ -177,18 +179,10 @@ def _check(
         )
     if not isinstance(world_size, int) or isinstance(world_size, bool):
         raise TypeError(f"world_size must be an int, found {world_size!r}")
-    if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise ValueError(
-            f"world_size must be 1 to {MAX_WORLD_SIZE} processes on this machine, found "
-            f"{world_size}"
-        )
+    if world_size < 1:
+        raise ValueError(f"world_size must be 1 or more processes, found {world_size}")
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f'backend must be "gloo", "nccl" or None, found {backend!r}')
-    if backend == "nccl" and torch.cuda.device_count() < world_size:
-        raise ValueError(
-            f'backend "nccl" needs a GPU for each of {world_size} ranks, this machine has '
-            f'{torch.cuda.device_count()}; use backend="gloo" or a smaller world_size'
-        )
     for name, value in (("timeout_s", timeout_s), ("collective_timeout_s", collective_timeout_s)):
         if value is None and name == "collective_timeout_s":
             continue
@@ -201,6 +195,20 @@ def _check(
         raise ValueError(f'order must be "rank" or "arrival", found {order!r}')
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise ValueError(f"threads must be a positive int or None, found {threads!r}")
+
+
+def _check_machine(world_size: int, backend: str | None) -> None:
+    """What one machine can carry; under torchrun there are others."""
+    if world_size > MAX_WORLD_SIZE:
+        raise ValueError(
+            f"world_size must be 1 to {MAX_WORLD_SIZE} processes on one machine, found "
+            f"{world_size}; over several machines start the script with torchrun"
+        )
+    if backend == "nccl" and torch.cuda.device_count() < world_size:
+        raise ValueError(
+            f'backend "nccl" needs a GPU for each of {world_size} ranks, this machine has '
+            f'{torch.cuda.device_count()}; use backend="gloo" or a smaller world_size'
+        )
 
 
 def _start_method(asked: StartMethod | None) -> StartMethod:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from playbook_utils.workers import launch
 from playbook_utils.workers import torchrun as torchrun_module
 
 SCRIPT = """
@@ -99,6 +100,20 @@ def test_gpus_that_are_too_few_are_an_error_not_the_cpu(monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="2 processes on this machine, and 1 GPUs"):
         torchrun_module.run(print, (), 2, None, None)
+
+
+def test_more_ranks_than_one_machine_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "512",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    monkeypatch.setattr(torchrun_module, "run", lambda *args: calls.append(args[2:4]) or [])
+    launch(print, world_size=512, backend="nccl")
+    assert calls == [(512, "nccl")]
 
 
 def free_port() -> int:
