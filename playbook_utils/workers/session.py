@@ -9,6 +9,7 @@ Left out: processes (`servers`), the words of an error (`report`), checking argu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import selectors
@@ -96,7 +97,8 @@ class Session:
                 if not all(rank.result is not None for rank in self.ranks):
                     raise report.failure(self.ranks, timeout_s)
                 for rank in self.ranks:
-                    wire.send_frame(rank.task, wire.BYE)
+                    with contextlib.suppress(OSError):  # gone by itself, after its answer
+                        wire.send_frame(rank.task, wire.BYE)
                 self._output.close()
         except KeyboardInterrupt:
             self._output.close()

@@ -315,3 +315,14 @@ def test_a_flood_of_a_rank_that_waits_for_the_others_is_shown_once(
     shown = sum(len(line) - 8 for line in out.splitlines() if "yyy" in line)
     (left_out,) = [line for line in out.splitlines() if "left out" in line]
     assert shown + int(left_out.split()[3].replace(",", "")) == 3000 * 100
+
+
+def test_a_rank_that_dies_after_its_answer_has_answered() -> None:
+    def work() -> int:
+        if dist.get_rank() == 1:
+            threading.Timer(0.1, os._exit, [7]).start()
+        else:
+            time.sleep(0.6)
+        return dist.get_rank()
+
+    assert launch(work, world_size=2) == [0, 1]
