@@ -52,6 +52,8 @@ def initialise_and_reduce(rank: int, path: str, world_size: int) -> None:
     store = dist.FileStore(path, world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     one_all_reduce()
+    dist.barrier()  # gloo aborts in some teardowns that peers are not ready for
+    dist.destroy_process_group()
 
 
 def in_notebook_launcher() -> None:
