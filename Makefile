@@ -73,8 +73,12 @@ setup: $(VENV)/.ready-test
 
 # --- for learners ---
 
+# In a container one is root, and Jupyter would refuse to start.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-root)
+
 lab: $(VENV)/.ready-lab
-	$(BIN)/jupyter-lab --ServerApp.root_dir="$(CURDIR)" $(ARGS) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter-lab --ServerApp.root_dir="$(CURDIR)" $(AS_ROOT) $(ARGS) \
+	  notebooks/00_start_here.ipynb
 
 run: $(VENV)/.ready-lab
 	$(BIN)/playbook run $(NB) $(ARGS)
