@@ -7,6 +7,12 @@
     broken = plant(lesson.solution("gpus_needed"), "16 *", "2 *")
     run_cell(broken, names).status                            # "failed"
 
+and the tests that every lesson's exercises pass, `ThreeWays`:
+
+    class TestExercises(ThreeWays):
+        lesson = LESSON
+        bugs = {"weights only": ("gpus_needed", "16 *", "2 *", "16 bytes a parameter")}
+
 Left out: lesson-specific bugs and messages, which stand in `test_exercises_<topic>.py`.
 """
 
@@ -15,13 +21,17 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import nbformat
+import pytest
 
+import playbook_utils  # noqa: F401 (makes `notebooks` importable, as in a lesson)
 from playbook_utils.checks import CheckResult
+from playbook_utils.workers import shutdown
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 _NUMBERS = itertools.count(1)
@@ -78,6 +88,58 @@ class Lesson:
             if ("solution" in cell.metadata.get("tags", [])) == solution
             and function in _defined(cell.source)
         ]
+
+
+class ThreeWays:
+    """Tests of a lesson's exercises: stub -> not solved yet, solution -> passed, bugs -> failed.
+
+    A subclass names its lesson and, for each bug, (function, what stands in the solution, what
+    is put in its place, a part of what the check then says). Two bugs at least for each exercise.
+    """
+
+    lesson: ClassVar[Lesson]
+    bugs: ClassVar[dict[str, tuple[str, str, str, str]]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        values = {"function": self.lesson.exercises(), "bug": list(self.bugs)}
+        for name, cases in values.items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, cases)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def names(cls) -> Any:
+        """What the first code cell and the first exercise's imports define."""
+        names = cls.lesson.setup()
+        stub = cls.lesson.stub(cls.lesson.exercises()[0])
+        exec(re.split(r"^(?:def|class) ", stub, flags=re.MULTILINE)[0], names)
+        yield names
+        shutdown()
+
+    def test_solutions_are_folded(self) -> None:
+        assert self.lesson.unfolded_solutions() == []
+
+    def test_every_exercise_has_two_bugs(self) -> None:
+        planted = [function for function, *_ in self.bugs.values()]
+        assert len(self.lesson.exercises()) >= 3
+        assert [f for f in self.lesson.exercises() if planted.count(f) < 2] == []
+        assert set(planted) == set(self.lesson.exercises())
+
+    def test_stub_is_not_solved_yet(self, function: str, names: dict[str, Any]) -> None:
+        result = run_cell(self.lesson.stub(function), names)
+        assert result.status == "not solved yet", result.text
+        assert len(result.text) > len("not solved yet: ") + 10
+
+    def test_solution_passes(self, function: str, names: dict[str, Any]) -> None:
+        result = run_cell(self.lesson.solution(function), names)
+        assert result.text == f"passed: {function}"
+
+    def test_planted_bug_fails_and_is_explained(self, bug: str, names: dict[str, Any]) -> None:
+        function, old, new, fragment = self.bugs[bug]
+        result = run_cell(plant(self.lesson.solution(function), old, new), names)
+        assert result.status == "failed", result.text
+        assert fragment in result.text
+        assert "hint: " in result.text
 
 
 def run_cell(source: str, names: dict[str, Any]) -> CheckResult:

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-import playbook_utils  # noqa: F401 (makes `notebooks` importable, as in the lesson)
-from tests.notebooks.exercises import Lesson, plant, run_cell
+from tests.notebooks.exercises import Lesson, ThreeWays
 
 LESSON = Lesson.read("06_data_parallelism")
-EXERCISES = [
-    "average_in_one_call",
-    "accumulation_steps",
-    "loss_factor",
-    "fill_buckets",
-    "average_and_clip",
-]
 
 # what is wrong: (function, what stands there, what is put in its place, what the check says)
 BUGS = {
@@ -131,32 +119,6 @@ BUGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def names() -> dict[str, Any]:
-    names = LESSON.setup()
-    exec(LESSON.stub(EXERCISES[0]).split("def ")[0], names)  # the imports of check and exercises
-    return names
-
-
-def test_these_are_all_exercises_of_the_lesson() -> None:
-    assert LESSON.exercises() == EXERCISES
-    assert {function for function, *_ in BUGS.values()} == set(EXERCISES)
-
-
-@pytest.mark.parametrize("function", EXERCISES)
-def test_a_stub_is_not_solved_yet(function: str, names: dict[str, Any]) -> None:
-    assert run_cell(LESSON.stub(function), names).status == "not solved yet"
-
-
-@pytest.mark.parametrize("function", EXERCISES)
-def test_a_solution_passes(function: str, names: dict[str, Any]) -> None:
-    result = run_cell(LESSON.solution(function), names)
-    assert result.passed, result.text
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_bug_fails_with_a_word_that_helps(bug: str, names: dict[str, Any]) -> None:
-    function, old, new, said = BUGS[bug]
-    result = run_cell(plant(LESSON.solution(function), old, new), names)
-    assert result.status == "failed", result.text
-    assert said in result.text
+class TestExercises(ThreeWays):
+    lesson = LESSON
+    bugs = BUGS

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-
-from playbook_utils.workers import shutdown
-from tests.notebooks.exercises import Lesson, plant, run_cell
+from tests.notebooks.exercises import Lesson, ThreeWays
 
 LESSON = Lesson.read("00_start_here")
 
@@ -75,40 +69,6 @@ BUGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, Any]]:
-    yield LESSON.setup()
-    shutdown()
-
-
-def test_solutions_are_folded() -> None:
-    assert LESSON.unfolded_solutions() == []
-
-
-def test_every_exercise_has_two_bugs() -> None:
-    planted = [function for function, *_ in BUGS.values()]
-    assert len(LESSON.exercises()) >= 3
-    assert [f for f in LESSON.exercises() if planted.count(f) < 2] == []
-    assert set(planted) == set(LESSON.exercises())
-
-
-@pytest.mark.parametrize("function", LESSON.exercises())
-def test_stub_is_not_solved_yet(function: str, names: dict[str, Any]) -> None:
-    result = run_cell(LESSON.stub(function), names)
-    assert result.status == "not solved yet", result.text
-    assert len(result.text) > len("not solved yet: ") + 10
-
-
-@pytest.mark.parametrize("function", LESSON.exercises())
-def test_solution_passes(function: str, names: dict[str, Any]) -> None:
-    result = run_cell(LESSON.solution(function), names)
-    assert result.text == f"passed: {function}"
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_planted_bug_fails_and_is_explained(bug: str, names: dict[str, Any]) -> None:
-    function, old, new, fragment = BUGS[bug]
-    result = run_cell(plant(LESSON.solution(function), old, new), names)
-    assert result.status == "failed", result.text
-    assert fragment in result.text
-    assert "hint: " in result.text
+class TestExercises(ThreeWays):
+    lesson = LESSON
+    bugs = BUGS
