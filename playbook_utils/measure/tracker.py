@@ -7,6 +7,7 @@ under `fully_shard`. What is different here:
 
 - No module statistics, which made torch's tracker refuse a second forward (a second microbatch).
 - Temporaries of an optimizer step are "other", not optimizer states.
+- A hook that drops `param.grad` once it is there (an optimizer inside backward) is no warning.
 - What is made outside forward, such as a buffer to communicate gradients, is "other", not an
   activation.
 
@@ -86,6 +87,11 @@ class _Timeline:
             reftype = kinds.TEMP
         super()._track(reftype, tensor)  # type: ignore[misc]
 
+    def _update_and_maybe_create_winfos(self, t: Any, *args: Any, **kwargs: Any) -> Any:
+        if t is None:  # torch's own hook looks at param.grad after the one that dropped it
+            return set()
+        return super()._update_and_maybe_create_winfos(t, *args, **kwargs)  # type: ignore[misc]
+
     def _update_peak_stats(self, _: Any) -> None:
         # Torch calls this after each operator. It marks optimizer states when the step is over;
         # marked as they come, they are not taken for temporaries in the first step.
@@ -101,9 +107,9 @@ class _Timeline:
         """Count master copies as optimizer states, and their gradients as gradients."""
         kinds = self._ref_class  # type: ignore[attr-defined]
         for master in self.masters:
-            self._update_and_maybe_create_winfos(master, kinds.OPT)  # type: ignore[attr-defined]
+            self._update_and_maybe_create_winfos(master, kinds.OPT)
             if master.grad is not None:
-                self._update_and_maybe_create_winfos(master.grad, kinds.GRAD)  # type: ignore[attr-defined]
+                self._update_and_maybe_create_winfos(master.grad, kinds.GRAD)
 
 
 class _ModelTracker(_Timeline, MemTracker):  # type: ignore[no-untyped-call]

@@ -278,3 +278,17 @@ def test_master_copies_are_optimizer_states_from_the_start() -> None:
     end = state_bytes(model, optimizer)
     assert end.optimizer_states_bytes == 12 * number + 4
     assert end.grads_bytes == (2 + 4) * number
+
+
+def test_gradients_dropped_by_a_hook_are_gone_without_a_warning() -> None:
+    model, optimizer = make()
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
+    with track_memory(model) as memory, memory.step():
+        model(torch.randn(7, 24)).sum().backward()
+    largest = max(param.numel() for param in model.parameters())
+    grads = [sample.grads_bytes for sample in memory.samples]
+    assert 0 < max(grads) < param_bytes(model) / 3
+    assert max(grads) >= 4 * largest
+    assert grads[-1] == 0
+    assert optimizer.state == {}
