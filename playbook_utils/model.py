@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from playbook_utils.predict.shapes import ModelShape
+
 __all__ = [
     "MLP", "Attention", "Decoder", "DecoderConfig", "DecoderLayer", "RMSNorm", "apply_rope",
     "cross_entropy", "num_params", "rope_cos_sin",
@@ -84,6 +86,21 @@ class DecoderConfig:
         sizes = dict(num_kv_heads=changes.get("num_heads", 4), ff_dim=4 * changes.get("dim", 64))
         style = dict(norm="layernorm", mlp="gelu", position="learned", bias=True, tied=True)
         return cls(**(sizes | style | changes))
+
+    @classmethod
+    def from_shape(cls, shape: ModelShape, **changes: Any) -> DecoderConfig:
+        """The sizes of a published model, dropout 0.1 where it has any; ValueError for what a
+        `Decoder` cannot have. Build a large one under `torch.device("meta")`."""
+        extras = {
+            "moe": shape.moe, "mla": shape.mla, "qk_norm": shape.qk_norm,
+            "qkv_bias without bias": shape.qkv_bias and not shape.bias,
+            "head_dim other than dim / num_heads": shape.head_dim * shape.num_heads != shape.dim,
+        }  # fmt: skip
+        if found := ", ".join(name for name, has in extras.items() if has):
+            raise ValueError(f"a Decoder cannot have {found}; found in the shape {shape.name!r}")
+        known = {field.name for field in fields(cls)} & {field.name for field in fields(shape)}
+        sizes = {name: getattr(shape, name) for name in known}
+        return cls(**(sizes | {"dropout": 0.1 if shape.dropout else 0.0} | changes))
 
 
 class RMSNorm(nn.Module):

@@ -20,6 +20,8 @@ from playbook_utils.model import (
     num_params,
     rope_cos_sin,
 )
+from playbook_utils.predict.presets import preset
+from playbook_utils.predict.shapes import LatentAttention, MoEShape
 
 STYLES = {
     "llama": DecoderConfig.tiny(vocab_size=37, dim=24, ff_dim=40),
@@ -321,3 +323,39 @@ def test_bad_configs_are_refused(changes: dict[str, object], message: str) -> No
 def test_bad_tokens_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"expected \(B, T\) with T at most max_seq_len=256"):
         Decoder(DecoderConfig.tiny())(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_from_shape_builds_published_models_smaller_where_asked() -> None:
+    config = DecoderConfig.from_shape(preset("llama-3-8b"), num_layers=1, vocab_size=64)
+    assert (config.dim, config.num_heads, config.num_kv_heads, config.ff_dim) == (
+        4096,
+        32,
+        8,
+        14336,
+    )
+    assert (config.num_layers, config.vocab_size, config.dropout) == (1, 64, 0.0)
+    gpt2 = DecoderConfig.from_shape(preset("gpt2"))
+    assert gpt2 == DecoderConfig.gpt_tiny(
+        vocab_size=50257, dim=768, num_layers=12, num_heads=12, max_seq_len=1024, dropout=0.1
+    )
+    assert DecoderConfig.from_shape(preset("course-gpt-tiny")) == DecoderConfig.gpt_tiny()
+    biased = preset("course-tiny").with_changes(bias=True, qkv_bias=True)
+    assert DecoderConfig.from_shape(biased) == DecoderConfig.tiny(bias=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"moe": MoEShape(4, 2, 8)}, "a Decoder cannot have moe; found in the shape 'odd'"),
+        ({"mla": LatentAttention(4, 4, 4, 4), "num_kv_heads": 4}, "cannot have mla"),
+        ({"head_dim": 32}, "cannot have head_dim other than dim / num_heads"),
+        ({"qk_norm": True, "qkv_bias": True}, "cannot have qk_norm, qkv_bias without bias"),
+        ({"mlp": "relu"}, "mlp is 'relu'; use"),
+    ],
+)
+def test_from_shape_refuses_what_a_decoder_cannot_have(
+    changes: dict[str, object], message: str
+) -> None:
+    shape = preset("course-tiny").with_changes(name="odd", **changes)
+    with pytest.raises(ValueError, match=message):
+        DecoderConfig.from_shape(shape)

@@ -1,7 +1,19 @@
 """What a run should cost, from formulas alone.
 
 Standard library only: importing this wing never imports torch. One module a subject:
-`communication` (bytes on the wire).
 
-    from playbook_utils.predict.communication import wire_bytes
+    shapes         sizes and parameters of a model (`layers` its matrices, `presets` published ones,
+                   `hf_config` a config.json)
+    precision      bytes per parameter, by recipe
+    layout         degrees of parallelism, ZeRO, pipeline schedule
+    activations    what a forward pass keeps, tensor by tensor (`blocks` its parts)
+    memory         all of a rank's memory (`weights` its parameters, `stages` its layers and
+                   micro-batches)
+    flops          operations of a pass and a step, MFU and HFU
+    hardware       memory, peak rates and links of GPUs
+    communication  bytes on the wire
+    book           the book's memory charts and their conventions (`book_widget` its calculator)
+    korthikanti    the measured savings of sequence parallelism and selective recomputation
+
+    from playbook_utils.predict.memory import predict_memory
 """

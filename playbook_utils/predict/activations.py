@@ -1,0 +1,137 @@
+"""Bytes that one forward pass keeps for the backward pass, tensor by tensor.
+
+    terms = layer_terms(shape, seq_len=4096)              # of one layer, one micro-batch
+    sum(term.num_bytes for term in terms)
+    terms[0].bytes_on_rank(ParallelLayout(tp=8))          # what TP, SP and CP leave of it
+
+For GPT's block with dropout and unfused attention these are the terms of Korthikanti et al. 2022
+(arXiv:2205.05198, section 4.1), s b h (34 + 5 a s / h) bytes in all with 2-byte elements (eq. 1):
+attention 11 s b h + 5 a s^2 b, MLP 19 s b h, two LayerNorms 4 s b h. Dropout masks take 1 byte an
+element. Any other block is counted by the same two rules: a matrix product keeps its inputs, an
+operator what its derivative reads, and a tensor kept twice counts once.
+
+`kernels` says what counts as one operator:
+    "fused"  kernels such as Megatron's or Liger's: a norm keeps its input, SwiGLU its two inputs,
+             and the matrix after it their product.
+    "eager"  PyTorch's own operators, as in `playbook_utils.model.Decoder`: RMSNorm keeps a
+             float32 copy (where elements are smaller) and the normalised values; SiLU's output is
+             kept beside its input. Measured equal, to the byte, on the CPU with dropout 0.
+`attention` "flash" keeps queries, keys, values, the output and one log-sum-exp a head and token,
+"unfused" the a x s x s weights as well. Statistics (one number a token or a head and token: means,
+1 / standard deviations, log-sum-exps, token ids) are counted where `statistics` is set.
+
+Latent attention is counted as trained (keys and values expanded for every head); experts as if
+the router spread tokens evenly and dropped none, so that a rank gets as many as it sends, whatever
+ep is. The Decoder has neither: these were measured on blocks of their own (tests/predict), as were
+the fused kernels and unfused attention.
+
+Left out: what is only held while an operator runs (gradients of activations, the logits before
+their log-softmax), send buffers of a pipeline, and the allocator's rounding (512 bytes a tensor on
+a GPU).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playbook_utils.predict.blocks import Block, SavedTerm
+
+if TYPE_CHECKING:
+    from playbook_utils.predict.shapes import ModelShape
+
+__all__ = ["RECOMPUTE", "SavedTerm", "layer_terms", "output_terms"]
+
+RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
+"""Nothing; the attention core (what grows with s^2); all but a layer's input."""
+
+
+def layer_terms(
+    shape: ModelShape,
+    seq_len: int,
+    microbatch_size: int = 1,
+    element_bytes: int = 2,
+    attention: str | None = None,
+    kernels: str = "fused",
+    statistics: bool = False,
+    recompute: str = "none",
+    index: int = 0,
+) -> tuple[SavedTerm, ...]:
+    """What layer `index` keeps of one micro-batch, in the order of the forward pass.
+
+    Args:
+        element_bytes: 2 for BF16 and FP16, 4 for FP32.
+        attention: "flash" or "unfused"; None: "unfused" where the shape has dropout, else
+            "flash".
+        kernels: "fused" or "eager".
+        statistics: count them too.
+        recompute: "selective" leaves out the attention core (nothing with "flash", which
+            recomputes it by itself), "full" all but the layer's input.
+        index: matters where a model has dense layers before those with experts.
+    """
+    block = _block(shape, seq_len, microbatch_size, element_bytes, kernels)
+    if attention not in (None, "flash", "unfused"):
+        raise ValueError(f'attention is {attention!r}; expected "flash", "unfused" or None')
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute is {recompute!r}; expected one of {', '.join(RECOMPUTE)}")
+    if recompute == "full":
+        return (block.term("layer_inputs", "layer input", shape.dim),)
+    flash = (attention or ("unfused" if shape.dropout else "flash")) == "flash"
+    terms = [
+        *block.norm("attention norm", shape.dim),
+        *(block.latent_projections() if shape.mla else block.projections()),
+        *block.attention(flash),
+        *block.norm("mlp norm", shape.dim),
+        *(block.experts() if shape.is_moe_layer(index) else block.mlp(shape.ff_dim)),
+    ]
+    return tuple(
+        term
+        for term in terms
+        if (statistics or not term.statistic)
+        and not (recompute == "selective" and term.attention_core)
+    )
+
+
+def output_terms(
+    shape: ModelShape,
+    seq_len: int,
+    microbatch_size: int = 1,
+    element_bytes: int = 2,
+    kernels: str = "fused",
+    statistics: bool = False,
+) -> tuple[SavedTerm, ...]:
+    """What the model keeps of one micro-batch outside its layers.
+
+    Part "embedding" stands before them; "positions" (the table of rotary cosines and sines) is
+    read by all; "norms", "head" and "logits" (log-probabilities in FP32, as the cross entropy
+    keeps them) come after. Korthikanti et al. 2022, section 4.3: s b h + 4 s b h (1 + v / h), and
+    a dropout-free model lacks the first.
+    """
+    block, dim = _block(shape, seq_len, microbatch_size, element_bytes, kernels), shape.dim
+    terms = [block.term("embedding", "token ids", 1, size=8, statistic=True)]
+    if shape.dropout:
+        terms.append(block.term("embedding", "dropout mask", dim, size=1))
+    if shape.position == "rope":
+        width = shape.mla.rope_head_dim if shape.mla else shape.head_dim
+        table = 2 * seq_len * width * element_bytes
+        terms.append(SavedTerm("positions", "rotary cosines and sines", table))
+    else:
+        terms.append(SavedTerm("positions", "position ids", 8 * seq_len, statistic=True))
+    terms += block.norm("final norm", dim)
+    terms.append(block.term("head", "head input", dim))
+    wide = max(4, element_bytes)
+    terms.append(block.term("logits", "log-probabilities", shape.vocab_size, size=wide, tp=True))
+    targets = block.term("logits", "targets and their weight", 1, size=8, statistic=True)
+    terms.append(SavedTerm("logits", targets.name, targets.num_bytes + wide, statistic=True))
+    return tuple(term for term in terms if statistics or not term.statistic)
+
+
+def _block(
+    shape: ModelShape, seq_len: int, microbatch_size: int, element_bytes: int, kernels: str
+) -> Block:
+    sizes = {"seq_len": seq_len, "microbatch_size": microbatch_size, "element_bytes": element_bytes}
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
+    if kernels not in ("fused", "eager"):
+        raise ValueError(f'kernels is {kernels!r}; expected "fused" or "eager"')
+    return Block(shape, seq_len, seq_len * microbatch_size, element_bytes, kernels == "eager")

@@ -1,0 +1,41 @@
+"""What a GPU has left beside a predicted rank, in one sentence; and what the prediction leaves out.
+
+    estimate = predict_memory(preset("llama-3-8b"), seq_len=4096)
+    verdict(estimate, gpu("h100-sxm"))    # "does not fit h100-sxm (80.00 GiB): 66.18 GiB missing"
+
+Memory is the printed one: the driver reports up to 6 % less (`Accelerator.reported_bytes`), and
+what `NOT_COUNTED` names comes on top of the prediction, so leave a few GiB.
+"""
+
+from __future__ import annotations
+
+from playbook_utils.predict.hardware import Accelerator
+from playbook_utils.predict.memory import MemoryEstimate
+
+__all__ = ["NOT_COUNTED", "gib_text", "headroom_bytes", "verdict"]
+
+NOT_COUNTED = (
+    "CUDA context, fragmentation, NCCL and ZeRO buffers, gradients of activations, "
+    "the loss's own copies of the logits"
+)
+"""What a real GPU holds beside the prediction (see `playbook_utils.predict.memory`)."""
+
+
+def headroom_bytes(estimate: MemoryEstimate, accelerator: Accelerator) -> int:
+    """Memory of the GPU minus that of the rank; negative where it does not fit."""
+    return accelerator.memory_bytes - estimate.total_bytes
+
+
+def verdict(estimate: MemoryEstimate, accelerator: Accelerator) -> str:
+    """Whether the rank fits the GPU, and how much is left or missing."""
+    room = headroom_bytes(estimate, accelerator)
+    holds = f"{accelerator.name} ({gib_text(accelerator.memory_bytes)})"
+    if room >= 0:
+        return f"fits {holds}: {gib_text(room)} left"
+    return f"does not fit {holds}: {gib_text(-room)} missing"
+
+
+def gib_text(num_bytes: int) -> str:
+    """Bytes in GiB, in two decimals, or four below one GiB: "14.96 GiB"."""
+    gib = num_bytes / 2**30
+    return f"{gib:,.2f} GiB" if gib >= 1 or not num_bytes else f"{gib:.4f} GiB"
