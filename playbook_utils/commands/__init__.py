@@ -6,6 +6,7 @@ Left out: anything worth calling from a lesson; that lives in the package proper
     playbook run 06
     playbook refresh 06 --check
     playbook export 06 -o data_parallelism.py
+    playbook memory --model llama-3-8b --dp 8 --zero 1 --gpu h100-sxm
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from playbook_utils.commands import doctor, export, refresh, run
+from playbook_utils.commands import doctor, export, memory, refresh, run
 from playbook_utils.errors import PlaybookError
 
 __all__ = ["main"]
@@ -34,10 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="playbook",
-        description="The Ultra-Scale Playbook's notebooks: check, run, store, export.",
+        description="The Ultra-Scale Playbook's notebooks: check, run, store, export; "
+        "and what its formulas predict.",
     )
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (doctor, run, refresh, export):
+    for command in (doctor, run, refresh, export, memory):
         command.add_parser(subcommands)
     arguments = parser.parse_args(argv)
     try:

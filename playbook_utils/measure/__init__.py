@@ -3,6 +3,7 @@
 One module a subject:
 
     communication   every collective and send/recv of a rank, in order, with its bytes
+    cost            bytes and FLOPs of one forward and backward
     memory          bytes by category (params, grads, ...) over several training steps
     saved           bytes that the forward pass keeps for backward
     timing          seconds of a function, warmed up, synchronised, as a median
@@ -14,6 +15,7 @@ Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.sh
 
 from playbook_utils.measure.chrome import read_chrome_trace, spans_from_profiler, write_chrome_trace
 from playbook_utils.measure.communication import CommunicationLog, record_communication
+from playbook_utils.measure.cost import StepCost, count_flops, step_cost
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
 from playbook_utils.measure.network import slow_network
 from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
@@ -24,8 +26,10 @@ from playbook_utils.measure.traces import TraceRecorder, merge_spans
 __all__ = [
     "CommunicationLog",
     "MemoryLog",
+    "StepCost",
     "Timing",
     "TraceRecorder",
+    "count_flops",
     "exposed_communication_s",
     "measure_time",
     "merge_spans",
@@ -36,6 +40,7 @@ __all__ = [
     "slow_network",
     "spans_from_profiler",
     "state_bytes",
+    "step_cost",
     "track_memory",
     "write_chrome_trace",
 ]

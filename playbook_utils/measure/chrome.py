@@ -9,7 +9,7 @@ Left out: recording spans (`measure.traces`); reading traces that other tools wr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,27 +81,57 @@ def read_chrome_trace(path: str | Path) -> tuple[Span, ...]:
         ) from error
 
 
-def spans_from_profiler(prof: Any, rank: int) -> tuple[Span, ...]:
+def spans_from_profiler(prof: Any, rank: int, *, operators: bool = False) -> tuple[Span, ...]:
     """Spans of a finished `torch.profiler.profile`: one per `record_function` block, collective
-    and GPU kernel; the many operators inside them are left out.
+    and GPU kernel.
 
     A block named after one of `KINDS` ("forward", "backward 3") gets that kind, any other is
     "compute". Collectives are told by their "gloo:", "nccl:" or "c10d::" names. Zero is the
-    profiler's own.
+    profiler's own. The blocks that torch adds itself (each step, the optimizer's calls) are left
+    out: they would cover the gaps in which nothing runs.
+
+    Args:
+        prof: with a `schedule`, only what it recorded last.
+        rank: whose spans they are.
+        operators: also one span per operator that no other operator called ("aten::mm"), on the
+            lane "operators", of the kind of the block in which it ran.
     """
     spans = []
     for event in prof.events():
         on_gpu = str(event.device_type).endswith("CUDA")
-        kind = event.name.split()[0] if event.name.split()[:1] else ""
+        if event.name.startswith(_TORCHS_OWN):
+            continue
         if event.name.startswith(("gloo:", "nccl:", "c10d::")) or (on_gpu and "nccl" in event.name):
             kind, lane = "communication", "communication"
         elif getattr(event, "is_user_annotation", False) or on_gpu:
-            kind, lane = (kind if kind in KINDS else "compute"), "compute"
+            kind, lane = _kind_of(event.name) or "compute", "compute"
+        elif operators and _is_operator(event) and not any(map(_is_operator, _ancestors(event))):
+            kinds = (_kind_of(a.name) for a in _ancestors(event) if a.is_user_annotation)
+            kind, lane = next(filter(None, kinds), "compute"), "operators"
         else:
             continue
         start_s, end_s = event.time_range.start / 1e6, event.time_range.end / 1e6
         spans.append(Span(rank, event.name, kind, start_s, end_s, lane))
     return tuple(spans)
+
+
+_TORCHS_OWN = ("ProfilerStep", "Optimizer.")
+
+
+def _kind_of(name: str) -> str:
+    first = name.split()[0] if name.split() else ""
+    return first if first in KINDS else ""
+
+
+def _is_operator(event: Any) -> bool:
+    # Autograd's nodes ("MmBackward0") have no namespace, or one of C++ ("torch::autograd::").
+    return "::" in event.name and not event.name.startswith(("autograd::", "torch::autograd::"))
+
+
+def _ancestors(event: Any) -> Iterator[Any]:
+    """The events inside which this one ran, from the innermost."""
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def _name_event(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Seconds that a function takes: warmed up, synchronised, many times, as a median.
 
     timing = measure_time(lambda: a @ b)
-    timing.median_s, timing.min_s
+    timing.median_s, timing.quartiles_s, timing.min_s
 
 Left out: where the time goes (`measure.traces`, torch.profiler).
 """
@@ -31,6 +31,17 @@ class Timing:
         return statistics.median(self.samples_s)
 
     @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """The first and the third quartile: half of the samples lie between them.
+
+        Linear between neighbouring samples, as `numpy.percentile` does it.
+        """
+        if len(self.samples_s) == 1:
+            return self.samples_s[0], self.samples_s[0]
+        first, _, third = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return first, third
+
+    @property
     def min_s(self) -> float:
         """The fastest sample: the least disturbed one."""
         return min(self.samples_s)
@@ -48,6 +59,7 @@ def measure_time(
     repeats: int = 10,
     device: torch.device | str | None = None,
     setup: Callable[[], Any] | None = None,
+    synchronize: Callable[[], Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timing:
     """Time `fn()`.
@@ -59,10 +71,13 @@ def measure_time(
         device: a CUDA device is timed by events on its current stream (not run on a GPU yet);
             otherwise the host's clock is read, after waiting for CUDA where it is in use.
         setup: called before each call of `fn`, warm-up too, and not timed.
-        clock: seconds; only tests need another one.
+        synchronize: waits until the work that `fn` handed on is done (a handle's `wait`, another
+            accelerator's `synchronize`); called before the clock is read, both times. Without it
+            CUDA is waited for where it is in use. Not with a CUDA `device`.
+        clock: seconds; for a simulated device, and for tests.
 
     Raises:
-        ValueError: negative `warmup`, `repeats` below 1.
+        ValueError: negative `warmup`, `repeats` below 1, `synchronize` with a CUDA `device`.
         TypeError: a count that is not an int, an `fn` that cannot be called.
     """
     if not callable(fn):
@@ -72,21 +87,26 @@ def measure_time(
     cuda = None if device is None else torch.device(device)
     if cuda is not None and cuda.type != "cuda":
         cuda = None
+    if cuda is not None and synchronize is not None:
+        raise ValueError(f"device is {cuda}, which events time: expected no `synchronize`")
+    wait = _wait_for_cuda if synchronize is None else synchronize
     samples_s = []
     for i in range(warmup + repeats):
         if setup is not None:
             setup()
-        sample_s = _host_seconds(fn, clock) if cuda is None else _cuda_seconds(fn, cuda)
+        sample_s = _host_seconds(fn, clock, wait) if cuda is None else _cuda_seconds(fn, cuda)
         if i >= warmup:
             samples_s.append(sample_s)
     return Timing(tuple(samples_s))
 
 
-def _host_seconds(fn: Callable[[], Any], clock: Callable[[], float]) -> float:
-    _wait_for_cuda()
+def _host_seconds(
+    fn: Callable[[], Any], clock: Callable[[], float], wait: Callable[[], Any]
+) -> float:
+    wait()
     start_s = clock()
     fn()
-    _wait_for_cuda()
+    wait()
     return clock() - start_s
 
 

@@ -11,12 +11,17 @@ Left out: measuring and predicting what is shown.
     show.compare("all_reduce bytes", predicted=393_216, measured=393_216)
 """
 
+from playbook_utils.show.accumulation import accumulation_diagram
 from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
+from playbook_utils.show.memory_bars import memory_bars
+from playbook_utils.show.memory_explorer import memory_explorer
 from playbook_utils.show.plots import bars, lines, memory, stacked_bars
+from playbook_utils.show.recomputation import recomputation_diagram
 from playbook_utils.show.style import Picture, color_of, rank_color
 from playbook_utils.show.tables import Table, compare, comparison, table
 from playbook_utils.show.timeline import timeline
 from playbook_utils.show.traffic import traffic, traffic_matrix
+from playbook_utils.show.training_step import training_step
 from playbook_utils.show.units import bytes_text
 from playbook_utils.show.widgets import explore
 
@@ -24,6 +29,7 @@ __all__ = [
     "Canvas",
     "Picture",
     "Table",
+    "accumulation_diagram",
     "bars",
     "batch_split",
     "bytes_text",
@@ -35,10 +41,14 @@ __all__ = [
     "explore",
     "lines",
     "memory",
+    "memory_bars",
+    "memory_explorer",
     "rank_color",
+    "recomputation_diagram",
     "stacked_bars",
     "table",
     "timeline",
     "traffic",
     "traffic_matrix",
+    "training_step",
 ]

@@ -41,10 +41,14 @@ def lines(
     logy: bool = False,
     hline: Mapping[str, float] | None = None,
     markers: bool = False,
+    points: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
     width_in: float = WIDTH_IN,
     description: str = "",
 ) -> Picture:
     """Draw {label: (xs, ys)} as lines, each labelled at its end; `hline` {label: y} as dashes.
+
+    `points` {label: (xs, ys)} are rings in the colour of the line of that label, without one of
+    their own: what was measured, on what was predicted.
 
     xlabel and ylabel name the quantity and its unit. A label "rank 3", "grads" or "communication"
     takes the colour that this has everywhere. With `logx`, the ticks are the xs themselves where
@@ -53,6 +57,10 @@ def lines(
     Raises ValueError for empty or unequal xs and ys, and for values <= 0 on a logarithmic axis.
     """
     _check_series(series, logx, logy)
+    if points:
+        _check_series(points, logx, logy)
+    if strays := sorted(set(points or {}) - set(series)):
+        raise ValueError(f"points {strays} belong to no line; the lines are {list(series)}")
     with house_style():
         figure, axes = new_figure(title, height_in=3.9, width_in=width_in)
         ends: dict[str, tuple[float, float, str]] = {}
@@ -61,6 +69,8 @@ def lines(
             marker = "o" if markers or len(xs) == 1 else None
             axes.plot(xs, ys, color=color, marker=marker, markersize=5, clip_on=False)
             ends[label] = (xs[-1], ys[-1], color)
+        for label, (xs, ys) in (points or {}).items():
+            axes.plot(xs, ys, "o", ms=8, mec=ends[label][2], mfc="white", mew=2, clip_on=False)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         if logx:
             axes.set_xscale("log", base=2)
@@ -165,7 +175,12 @@ def _stacked(
             _draw_limit(axes, limit / scale, f"{limit_label} {as_text(limit)}")
         ends = [
             axes.annotate(
-                as_text(total), (total / scale, y), (5, 0), va="center", textcoords="offset points"
+                as_text(total),
+                (total / scale, y),
+                (5, 0),
+                va="center",
+                textcoords="offset points",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},  # over the limit
             )
             for y, total in enumerate(totals)
         ]

@@ -117,3 +117,71 @@ def test_recording_changes_no_gradient_and_nothing_after_the_block() -> None:
     assert saved.total_bytes == before
     for p, grad in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(p.grad, grad, rtol=0, atol=0)
+
+
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(square := x * x)
+        return x * square
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.saved_tensors[0]
+
+
+class _Block(nn.Module):
+    """Named parts, an operator outside of them, and a custom function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(5, 8), nn.Sequential(nn.GELU(), nn.Softmax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Cube.apply(self.act(self.up(x)) * 2.0 / x.sum())
+
+
+def test_each_tensor_names_the_module_and_the_operator_that_saved_it() -> None:
+    model, x = _Block(), torch.ones(3, 5, requires_grad=True)
+    with saved_for_backward(model) as saved:
+        model(x).square()
+    wide = 3 * 8 * 4
+    assert [(t.module, t.operator, t.storage_bytes) for t in saved.tensors] == [
+        ("up", "linear", 3 * 5 * 4),
+        ("act.0", "gelu", wide),
+        ("act.1", "softmax", wide),
+        ("", "div", 4),
+        ("", "div", wide),
+        ("", "", wide),
+        ("", "square", wide),
+    ]
+    assert saved.bytes_by_place() == {
+        ("up", "linear"): 60,
+        ("act.0", "gelu"): wide,
+        ("act.1", "softmax"): wide,
+        ("", "div"): wide + 4,
+        ("", ""): wide,
+        ("", "square"): wide,
+    }
+    assert sum(saved.bytes_by_place().values()) == saved.total_bytes
+
+
+def test_without_a_model_operators_have_names_and_modules_none() -> None:
+    with saved_for_backward() as saved:
+        _Block()(torch.ones(3, 5, requires_grad=True))
+    assert {t.module for t in saved.tensors} == {""}
+    assert "gelu" in {t.operator for t in saved.tensors}
+
+
+def test_a_forward_that_fails_leaves_no_hook_and_no_name_behind() -> None:
+    model = _Block()
+    with saved_for_backward(model) as saved:
+        with pytest.raises(RuntimeError):
+            model(torch.ones(3, 4))  # 4 features where 5 are expected
+        torch.ones(2, requires_grad=True).exp()
+    assert [(t.module, t.operator) for t in saved.tensors][-1] == ("", "exp")
+    for module in model.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+    count = len(saved.tensors)
+    model(torch.ones(3, 5))
+    assert len(saved.tensors) == count

@@ -47,6 +47,33 @@ def test_setup_runs_before_each_call_and_is_not_timed() -> None:
     assert clock.calls == ["setup", "fn"] * 3
 
 
+def test_work_that_was_handed_on_is_waited_for_before_and_after() -> None:
+    clock = Clock()
+    ready_at = [7.0]  # something is under way already
+
+    def synchronize() -> None:
+        clock.now = max(clock.now, ready_at[0])
+
+    def fn() -> None:
+        clock.now += 1
+        ready_at[0] = clock.now + 4
+
+    handed_on = measure_time(fn, warmup=0, repeats=2, synchronize=synchronize, clock=clock)
+    assert handed_on.samples_s == (5, 5)
+    assert measure_time(fn, warmup=0, repeats=2, clock=clock).samples_s == (1, 1)
+
+
+def test_events_leave_nothing_to_synchronize() -> None:
+    with pytest.raises(ValueError, match="device is cuda:1, which events time"):
+        measure_time(lambda: None, device="cuda:1", synchronize=lambda: None)
+
+
+def test_quartiles_enclose_half_of_the_samples() -> None:
+    assert Timing((9.0, 1.0, 5.0, 3.0, 7.0)).quartiles_s == (3.0, 7.0)
+    assert Timing((1.0, 2.0)).quartiles_s == (1.25, 1.75)
+    assert Timing((4.0,)).quartiles_s == (4.0, 4.0)
+
+
 def test_the_real_clock_gives_seconds() -> None:
     timing = measure_time(lambda: sum(range(1000)), warmup=0, repeats=3, device="cpu")
     assert len(timing.samples_s) == 3 and all(0 < s < 60 for s in timing.samples_s)

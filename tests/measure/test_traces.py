@@ -212,3 +212,40 @@ def test_spans_from_the_profiler() -> None:
         (1, "loading", "compute", "compute"),
     ]
     assert spans[0].start_s <= spans[0].end_s <= spans[1].start_s
+
+
+def test_torchs_own_blocks_do_not_cover_the_gaps() -> None:
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    linear = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(linear.parameters())
+    once = schedule(wait=0, warmup=1, active=2, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=once) as prof:
+        for _ in range(3):
+            with record_function("optimizer"):
+                optimizer.step()
+            prof.step()
+    assert any(event.name.startswith("ProfilerStep") for event in prof.events())
+    assert any(event.name.startswith("Optimizer.step") for event in prof.events())
+    assert [span.name for span in spans_from_profiler(prof, rank=0)] == ["optimizer"] * 2
+
+
+def test_operators_from_the_profiler_are_those_that_were_called_from_outside() -> None:
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    weight = torch.ones(4, 4, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        with record_function("forward"), record_function("layer 0"):
+            loss = torch.nn.functional.linear(torch.ones(3, 4), weight).sum()
+        with record_function("backward"):
+            loss.backward()
+        torch.ones(2)
+    spans = [s for s in spans_from_profiler(prof, 0, operators=True) if s.lane == "operators"]
+    by_kind = {kind: [s.name for s in spans if s.kind == kind] for kind in ("forward", "compute")}
+    # linear calls t, matmul and mm, which calls more: only linear is a span.
+    assert by_kind["forward"] == ["aten::ones", "aten::linear", "aten::sum"]
+    assert by_kind["compute"] == ["aten::ones"]
+    backward = [s.name for s in spans if s.kind == "backward"]
+    assert backward.count("aten::mm") == 1 and "aten::expand" in backward
+    assert not any("autograd" in s.name or "Backward0" in s.name for s in spans)
+    assert "operators" not in {s.lane for s in spans_from_profiler(prof, 0)}

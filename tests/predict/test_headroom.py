@@ -11,7 +11,7 @@ from playbook_utils.predict.headroom import gib_text, headroom_bytes, verdict
 from playbook_utils.predict.memory import MemoryEstimate
 
 GIB = 2**30
-H100 = gpu("h100-sxm")
+H100 = replace(gpu("h100-sxm"), reported_bytes=None)
 
 
 def rank_of(num_bytes: int) -> MemoryEstimate:
@@ -38,6 +38,13 @@ def test_the_sentence_and_the_bytes_agree_with_the_estimate(num_bytes: int, expe
 def test_the_gpu_is_the_one_given() -> None:
     small = replace(H100, name="small", memory_bytes=3 * GIB)
     assert verdict(rank_of(GIB), small) == "fits small (3.00 GiB): 2.00 GiB left"
+
+
+def test_what_the_driver_reports_counts_where_it_is_known() -> None:
+    less = replace(H100, reported_bytes=79 * GIB)
+    estimate = rank_of(80 * GIB)
+    assert verdict(estimate, less) == "does not fit h100-sxm (79.00 GiB): 1.00 GiB missing"
+    assert headroom_bytes(estimate, less) == -GIB and not estimate.fits(less)
 
 
 def test_less_than_a_gib_gets_more_digits() -> None:

@@ -57,6 +57,19 @@ def test_a_line_of_one_point_is_a_point() -> None:
     assert axes.lines[0].get_marker() == "o"
 
 
+def test_points_are_rings_on_their_line_and_none_without_one() -> None:
+    series = {"a": ([1, 2], [1, 2]), "grads": ([1, 2], [3, 4])}
+    points = {"grads": ([1, 1.5], [3, 3.5])}
+    (axes,) = show.lines(series, xlabel="x", ylabel="y", points=points).figure.axes
+    ring = axes.lines[2]
+    assert ring.get_xydata().tolist() == [[1, 3], [1.5, 3.5]]
+    assert ring.get_linestyle() == "None" and ring.get_markeredgecolor() == CATEGORY_COLORS["grads"]
+    with pytest.raises(ValueError, match=r"points \['b'\] belong to no line"):
+        show.lines(series, xlabel="x", ylabel="y", points={"b": ([1], [1])})
+    with pytest.raises(ValueError, match="'a' has 2 xs and 1 ys"):
+        show.lines(series, xlabel="x", ylabel="y", points={"a": ([1, 2], [1])})
+
+
 def test_bad_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one label"):
         show.lines({}, xlabel="x", ylabel="y")
