@@ -195,9 +195,11 @@ def _stacked(
             for category, value in parts.items():
                 color = colors[category]
                 axes.barh(y, value / scale, 0.72, left, color=color, edgecolor="white", lw=0.5)
-                middle = (left, left + value / scale, float(y), as_text(value))
-                candidates.append((*middle, text_color_on(color)))
-                left += value / scale
+                right = left + value / scale
+                room_inside = _beside(None if limit is None else limit / scale, left, right)
+                text = as_text(value)
+                candidates.append((*room_inside, float(y), text, text_color_on(color)))
+                left = right
         if not single:
             write_inside(axes, candidates, fontsize=9)
         what = f"{unit} by {', '.join(colors)}" if not single else unit
@@ -210,6 +212,13 @@ def _row_colors(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     if all(len(parts) <= 1 for parts in rows.values()):
         return {name: color_of(name, 5) for name in names}
     return {name: color_of(name, position) for position, name in enumerate(names)}
+
+
+def _beside(limit: float | None, left: float, right: float) -> tuple[float, float]:
+    """The part of a bar for its text: the wider one where the limit's line cuts it in two."""
+    if limit is None or not left < limit < right:
+        return left, right
+    return (left, limit) if limit - left >= right - limit else (limit, right)
 
 
 def _draw_limit(axes: Axes, limit: float, label: str) -> None:
@@ -250,7 +259,8 @@ def memory(
         axes.set_ylim(0, max(totals) / scale * 1.18 or 1)
         if stacks:
             colors = [CATEGORY_COLORS[name] for name in stacks]
-            axes.stackplot(xs, list(stacks.values()), colors=colors, edgecolor="white", lw=0.5)
+            edge = 0.5 if len(samples) <= 200 else 0  # of many samples it would eat the spikes
+            axes.stackplot(xs, list(stacks.values()), colors=colors, edgecolor="white", lw=edge)
             color_key(axes, {name: CATEGORY_COLORS[name] for name in reversed(stacks)})
         _mark_steps(axes, samples)
         peak = totals.index(max(totals))

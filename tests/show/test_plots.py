@@ -93,6 +93,16 @@ def test_stacked_bars_begin_where_the_last_ended() -> None:
     assert axes.lines[0].get_xdata() == [8, 8]
 
 
+@pytest.mark.parametrize(("limit", "side"), [(6, -1), (4, 1)])
+def test_the_limit_runs_through_no_text_of_a_bar(limit: int, side: int) -> None:
+    picture = show.stacked_bars({"a": {"params": 1, "grads": 9}}, unit="GiB", limit=limit)
+    ((_, box),) = boxes(picture, {"9"})
+    (axes,) = picture.figure.axes
+    edges = [axes.transData.transform((x, 0))[0] for x in (limit, 1 if side < 0 else 10)]
+    assert (box.x0 + box.x1) / 2 == pytest.approx(sum(edges) / 2, abs=1)
+    assert box.x1 < edges[0] if side < 0 else box.x0 > edges[0]
+
+
 @pytest.mark.parametrize(("count", "largest"), [(1, 0), (2, 1), (9, 10**12)])
 def test_bars_of_any_number_and_size_keep_their_texts(count: int, largest: int) -> None:
     rows = {
@@ -137,6 +147,12 @@ def test_memory_stacks_categories_and_marks_peak_and_steps() -> None:
     texts = {text for text, _ in boxes(picture)}
     assert {"peak 6 MiB", " step 0", " step 1", " step 2", "memory of rank 0 (MiB)"} <= texts
     assert [line.get_xdata()[0] for line in axes.lines] == [4, 8, 10]
+
+
+@pytest.mark.parametrize(("num_steps", "edge"), [(50, 0.5), (51, 0.0)])
+def test_white_edges_do_not_eat_the_spikes_of_many_samples(num_steps: int, edge: float) -> None:
+    (axes,) = show.memory(samples(num_steps)).figure.axes
+    assert {area.get_linewidth()[0] for area in axes.collections} == {edge}
 
 
 @pytest.mark.parametrize(("num_steps", "moments"), [(1, 4), (2, 10), (5, 4), (20, 10)])
