@@ -1,0 +1,259 @@
+"""The techniques of lesson 02, imported from its cells, against plain autograd, bit for bit.
+
+The lesson shows GPT blocks with one input; here they meet several inputs and results, integers,
+frozen inputs, autocast, nesting, Llama's blocks with rotary positions, and uneven segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import playbook_utils  # noqa: F401 (makes `notebooks` importable)
+from notebooks.activation_recomputation import (
+    NaiveCheckpoint,
+    checkpoint,
+    checkpoint_by_hooks,
+    recompute_attention,
+    recompute_layers,
+    unfused_gpt,
+)
+from playbook_utils.checks import record_training
+from playbook_utils.data import GeneratedLanguage
+from playbook_utils.measure import saved_for_backward, step_cost
+from playbook_utils.model import Decoder, DecoderConfig
+from playbook_utils.notebooks import export_script
+
+BOTH = pytest.mark.parametrize("run", [checkpoint, checkpoint_by_hooks], ids=["function", "hooks"])
+GPT = DecoderConfig.gpt_tiny(
+    vocab_size=33, dim=24, num_heads=4, num_layers=3, max_seq_len=9, dropout=0.2
+)
+LLAMA = DecoderConfig.tiny(vocab_size=33, dim=24, num_layers=3, ff_dim=40)
+BATCHES = [GeneratedLanguage(vocab_size=33).batch(step, 3, 9) for step in range(3)]
+
+
+def same_training(make: Callable[[], nn.Module], how: Callable[[nn.Module], Any]) -> bool:
+    """Losses, gradients and parameters of three steps, and the generator after them."""
+    found = []
+    for change in (lambda model: None, how):
+        torch.manual_seed(0)
+        model = make()
+        change(model)
+        torch.manual_seed(1)
+        record = record_training(model, BATCHES)
+        values = [
+            tensor for step in record.steps for tensor in (*step.grads.values(),
+                                                           *step.params.values())
+        ]  # fmt: skip
+        found.append(([step.loss for step in record.steps], values, torch.get_rng_state()))
+    one, other = found
+    pairs = zip([*one[1], one[2]], [*other[1], other[2]], strict=True)
+    return one[0] == other[0] and all(torch.equal(a, b) for a, b in pairs)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("layers_per_segment", [1, 2, 3])
+def test_gpt_with_dropout_trains_with_the_same_bits(
+    run: Callable, dtype: torch.dtype, layers_per_segment: int
+) -> None:
+    how = partial(recompute_layers, checkpoint=run, layers_per_segment=layers_per_segment)
+    assert same_training(lambda: unfused_gpt(GPT).to(dtype), how)
+
+
+@BOTH
+def test_llama_and_the_attention_core_train_with_the_same_bits(run: Callable) -> None:
+    assert same_training(lambda: Decoder(LLAMA), partial(recompute_layers, checkpoint=run))
+    assert same_training(lambda: unfused_gpt(GPT), partial(recompute_attention, checkpoint=run))
+
+
+@BOTH
+def test_a_checkpoint_inside_a_checkpoint(run: Callable) -> None:
+    def how(model: nn.Module) -> None:
+        recompute_attention(model, run)
+        recompute_layers(model, run, 2)
+
+    assert same_training(lambda: unfused_gpt(GPT), how)
+
+
+def test_naive_is_right_without_dropout_and_wrong_with_it() -> None:
+    how = partial(recompute_layers, checkpoint=NaiveCheckpoint.apply)
+    dry = DecoderConfig.gpt_tiny(vocab_size=33, dim=24, num_layers=2, max_seq_len=9)
+    assert same_training(lambda: unfused_gpt(dry), how)
+    assert not same_training(lambda: unfused_gpt(GPT), how)
+
+
+class Several:
+    """Two results and one without a gradient, from three tensors and two that are none."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(5, 7))
+        self.calls = 0
+
+    def __call__(
+        self, a: Tensor, index: Tensor, name: str, b: Tensor, no: None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert name == "name" and no is None
+        self.calls += 1
+        hidden = torch.dropout((a @ self.weight).tanh(), 0.3, True) * b
+        return hidden.exp(), hidden[index].sin(), index + 1
+
+
+@BOTH
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_several_inputs_and_results(run: Callable, needs: tuple[bool, bool]) -> None:
+    def grads(run: Callable) -> list[Tensor | None]:
+        fn = Several()
+        a, b = (torch.linspace(0, 1, 5 * n).view(5, n).requires_grad_(need)
+                for n, need in zip((5, 7), needs, strict=True))  # fmt: skip
+        torch.manual_seed(3)
+        first, second, count = run(fn, a, torch.tensor([0, 3, 3]), "name", b, None)
+        assert count.tolist() == [1, 4, 4]
+        (first.sum() + 2 * second.sum() + torch.rand(())).backward()
+        return [a.grad, b.grad, fn.weight.grad, torch.rand(2)]
+
+    for one, other in zip(grads(lambda fn, *args: fn(*args)), grads(run), strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+@BOTH
+def test_only_one_of_two_results_is_used(run: Callable) -> None:
+    fn, a, b = Several(), torch.ones(5, 5, requires_grad=True), torch.ones(5, 7)
+    run(fn, a, torch.tensor([0]), "name", b, None)[1].sum().backward()
+    assert fn.calls == 2
+    assert a.grad[0].abs().sum() > 0 and a.grad[1:].abs().sum() == 0
+
+
+@BOTH
+def test_one_forward_and_one_more(run: Callable) -> None:
+    fn, a, b = Several(), torch.ones(5, 5, requires_grad=True), torch.ones(5, 7)
+    with torch.no_grad():
+        assert not run(fn, a, torch.tensor([0]), "name", b, None)[0].requires_grad
+    assert fn.calls == 1
+    out, *_ = run(fn, a, torch.tensor([0]), "name", b, None)
+    assert fn.calls == 2
+    out.sum().backward()
+    assert fn.calls == 3
+
+
+@BOTH
+def test_autocast_is_there_again(run: Callable) -> None:
+    def grads(run: Callable) -> list[Tensor]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+        x = torch.linspace(0, 1, 20).view(4, 5).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = run(module, x)
+        assert out.dtype == torch.bfloat16
+        out.sum().backward()  # outside of it, as is usual
+        return [x.grad, *(p.grad for p in module.parameters())]
+
+    plain = grads(lambda fn, *args: fn(*args))
+    assert all(torch.equal(a, b) for a, b in zip(plain, grads(run), strict=True))
+
+
+def test_inputs_without_gradients_lose_parameters_gradients_only_in_the_function() -> None:
+    x = torch.ones(2, 3)
+    linear = nn.Linear(3, 3)
+    assert not checkpoint(linear, x).requires_grad  # the trap that the lesson shows
+    checkpoint_by_hooks(linear, x).sum().backward()
+    assert linear.weight.grad is not None
+
+
+def test_hooks_go_backward_twice_and_give_gradients_of_inputs_alone() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Dropout(0.5))
+    x = torch.ones(2, 3, requires_grad=True)
+    out = checkpoint_by_hooks(module, x).sum()
+    (first,) = torch.autograd.grad(out, x, retain_graph=True)
+    (second,) = torch.autograd.grad(out, x)
+    assert torch.equal(first, second)
+    assert module[0].weight.grad is None
+
+
+@BOTH
+def test_the_input_alone_is_kept(run: Callable) -> None:
+    module = nn.Sequential(nn.Linear(5, 80), nn.GELU(), nn.Linear(80, 5))
+    x = torch.ones(3, 5, requires_grad=True)
+    with saved_for_backward(module) as saved:
+        run(module, x)
+    # hooks of a checkpoint come before the recorder's: it sees the inputs of the function alone
+    assert saved.total_bytes in (0, 3 * 5 * 4)
+
+    class Run(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x: Tensor) -> Tensor:
+            return run(self.inner, x)
+
+    cost = step_cost(Run(), x)
+    assert cost.kept_bytes == 3 * 5 * 4
+    assert cost.backward_flops == 3 * cost.forward_flops
+
+
+def test_unfused_attention_is_attention_and_its_layers_keep_what_the_formula_says() -> None:
+    config = DecoderConfig.gpt_tiny(vocab_size=33, dim=24, num_heads=4, max_seq_len=18)
+    torch.manual_seed(0)
+    mine = unfused_gpt(config).double()
+    theirs = Decoder(config).double()
+    theirs.load_state_dict(mine.state_dict())
+    tokens = BATCHES[0][0]
+    torch.testing.assert_close(mine(tokens), theirs(tokens), rtol=1e-12, atol=1e-12)
+    noisy = unfused_gpt(DecoderConfig.gpt_tiny(dim=24, num_heads=4, max_seq_len=18, dropout=0.1))
+    layer, x = noisy.bfloat16().layers[0], torch.randn(2, 18, 24).bfloat16().requires_grad_()
+    statistics = 2 * 2 * 2 * 18 * 2  # two norms, mean and 1 / std of each token, bfloat16
+    assert step_cost(layer, x).kept_bytes == x.numel() * (34 + 5 * 4 * 18 // 24) + statistics
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@BOTH
+def test_on_a_gpu_with_dropout(run: Callable) -> None:
+    batches = [tuple(t.cuda() for t in batch) for batch in BATCHES]
+
+    def grads(how: Callable) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = unfused_gpt(GPT).cuda()
+        how(model)
+        return [g for s in record_training(model, batches).steps for g in s.grads.values()]
+
+    plain = grads(lambda model: None)
+    found = grads(partial(recompute_layers, checkpoint=run))
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+
+
+BUGS = {
+    "random state not set": ("torch.set_rng_state(self.cpu_state)", "pass"),
+    "random state not put back": ("torch.random.fork_rng(self.gpus)", "ExitStack()"),
+    "autocast forgotten": ("stack.enter_context(torch.autocast(*how))", "pass"),
+    "not cut off": ("value.detach().requires_grad_(value.requires_grad)", "value"),
+    "no gradients passed back": ("a.grad if isinstance(a, Tensor) else None for a in args",
+                                 "None for a in args"),
+    "surroundings of backward": ("with ctx.surroundings.restored(), torch.enable_grad():",
+                                 "with torch.enable_grad():"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    source = export_script("02").split("if __name__")[0]
+    old, new = BUGS[bug]
+    assert old in source
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source.replace(old, new), "<broken>", "exec"), names)
+    run = names["checkpoint"]
+
+    def how(model: nn.Module) -> None:
+        recompute_layers(model, run, 2)
+
+    with pytest.raises((AssertionError, RuntimeError, UserWarning)):
+        assert same_training(lambda: unfused_gpt(GPT), how)
+        test_autocast_is_there_again(run)
