@@ -7,8 +7,8 @@ Standard library only: importing this wing never imports torch. One module a sub
     precision      bytes per parameter, by recipe
     layout         degrees of parallelism, ZeRO, pipeline schedule
     activations    what a forward pass keeps, tensor by tensor (`blocks` its parts)
-    memory         all of a rank's memory (`weights` its parameters, `stages` its layers and
-                   micro-batches)
+    memory         all of a rank's memory (`weights` its parameters, `zero` their shards, `stages`
+                   its layers and micro-batches, `estimate` the result, `headroom` whether it fits)
     flops          operations of a pass and a step, MFU and HFU
     hardware       memory, peak rates and links of GPUs
     communication  bytes on the wire

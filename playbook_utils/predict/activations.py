@@ -25,24 +25,44 @@ the router spread tokens evenly and dropped none, so that a rank gets as many as
 ep is. The Decoder has neither: these were measured on blocks of their own (tests/predict), as were
 the fused kernels and unfused attention.
 
-Left out: what is only held while an operator runs (gradients of activations, the logits before
-their log-softmax), send buffers of a pipeline, and the allocator's rounding (512 bytes a tensor on
-a GPU).
+Under sequence parallelism what a norm or a residual keeps is split over tp, and so are the inputs
+of column-parallel matrices although each rank multiplies with the whole of them: as in Megatron-LM
+the all-gather is repeated in the backward pass and its result is not kept (Korthikanti et al. 2022,
+section 4.2.2). A column-parallel linear of PyTorch's DTensor keeps the gathered input, tp times
+"shared input of q, k, v" and "MLP input". Whole on every tp rank in both are token and position
+ids, targets, the rotary table, and what is sent to experts (`Block.experts`).
+
+Left out: what is only held while an operator runs (gradients of activations; copies of the logits
+in the loss, which `playbook_utils.predict.memory` adds), send buffers of a pipeline, and the
+allocator's rounding (512 bytes a tensor on a GPU).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from playbook_utils.predict._checks import flag, whole
 from playbook_utils.predict.blocks import Block, SavedTerm
 
 if TYPE_CHECKING:
     from playbook_utils.predict.shapes import ModelShape
 
-__all__ = ["RECOMPUTE", "SavedTerm", "layer_terms", "output_terms"]
+__all__ = [
+    "ATTENTIONS", "KERNELS", "RECOMPUTE", "SavedTerm", "default_attention", "layer_terms",
+    "output_terms",
+]  # fmt: skip
 
 RECOMPUTE: tuple[str, ...] = ("none", "selective", "full")
 """Nothing; the attention core (what grows with s^2); all but a layer's input."""
+
+KERNELS: tuple[str, ...] = ("fused", "eager")
+ATTENTIONS: tuple[str, ...] = ("flash", "unfused")
+
+
+def default_attention(shape: ModelShape) -> str:
+    """What is meant where nothing is said: "unfused" if the shape has dropout, as the papers count
+    it, else "flash"."""
+    return "unfused" if shape.dropout else "flash"
 
 
 def layer_terms(
@@ -60,24 +80,23 @@ def layer_terms(
 
     Args:
         element_bytes: 2 for BF16 and FP16, 4 for FP32.
-        attention: "flash" or "unfused"; None: "unfused" where the shape has dropout, else
-            "flash".
+        attention: "flash" or "unfused"; None: `default_attention`.
         kernels: "fused" or "eager".
         statistics: count them too.
         recompute: "selective" leaves out the attention core (nothing with "flash", which
             recomputes it by itself), "full" all but the layer's input.
         index: matters where a model has dense layers before those with experts.
     """
-    block = _block(shape, seq_len, microbatch_size, element_bytes, kernels)
-    if attention not in (None, "flash", "unfused"):
+    block = _block(shape, seq_len, microbatch_size, element_bytes, kernels, statistics)
+    if attention is not None and attention not in ATTENTIONS:
         raise ValueError(f'attention is {attention!r}; expected "flash", "unfused" or None')
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute is {recompute!r}; expected one of {', '.join(RECOMPUTE)}")
     if recompute == "full":
-        return (block.term("layer_inputs", "layer input", shape.dim),)
-    flash = (attention or ("unfused" if shape.dropout else "flash")) == "flash"
+        return (block.term("layer_inputs", "layer input", shape.dim, layer_input=True),)
+    flash = (attention or default_attention(shape)) == "flash"
     terms = [
-        *block.norm("attention norm", shape.dim),
+        *block.norm("attention norm", shape.dim, first=True),
         *(block.latent_projections() if shape.mla else block.projections()),
         *block.attention(flash),
         *block.norm("mlp norm", shape.dim),
@@ -101,37 +120,46 @@ def output_terms(
 ) -> tuple[SavedTerm, ...]:
     """What the model keeps of one micro-batch outside its layers.
 
-    Part "embedding" stands before them; "positions" (the table of rotary cosines and sines) is
-    read by all; "norms", "head" and "logits" (log-probabilities in FP32, as the cross entropy
-    keeps them) come after. Korthikanti et al. 2022, section 4.3: s b h + 4 s b h (1 + v / h), and
-    a dropout-free model lacks the first.
+    Part "embedding" stands before them; "positions" is the table of rotary cosines and sines,
+    which all read and a rank has once, however many micro-batches it keeps, or with learned
+    positions their ids, beside the embedding; "norms", "head" and "logits" (log-probabilities in
+    FP32, as the cross entropy keeps them) come after. Korthikanti et al. 2022, section 4.3:
+    s b h + 4 s b h (1 + v / h), and a dropout-free model lacks the first.
     """
-    block, dim = _block(shape, seq_len, microbatch_size, element_bytes, kernels), shape.dim
-    terms = [block.term("embedding", "token ids", 1, size=8, statistic=True)]
+    block = _block(shape, seq_len, microbatch_size, element_bytes, kernels, statistics)
+    dim = shape.dim
+    terms = [block.term("embedding", "token ids", 1, size=8, statistic=True, whole=True)]
     if shape.dropout:
         terms.append(block.term("embedding", "dropout mask", dim, size=1))
     if shape.position == "rope":
         width = shape.mla.rope_head_dim if shape.mla else shape.head_dim
         table = 2 * seq_len * width * element_bytes
-        terms.append(SavedTerm("positions", "rotary cosines and sines", table))
+        terms.append(SavedTerm("positions", "rotary cosines and sines", table, whole_over_tp=True))
     else:
-        terms.append(SavedTerm("positions", "position ids", 8 * seq_len, statistic=True))
+        ids = dict(statistic=True, whole_over_tp=True)
+        terms.append(SavedTerm("positions", "position ids", 8 * seq_len, **ids))
     terms += block.norm("final norm", dim)
     terms.append(block.term("head", "head input", dim))
     wide = max(4, element_bytes)
     terms.append(block.term("logits", "log-probabilities", shape.vocab_size, size=wide, tp=True))
-    targets = block.term("logits", "targets and their weight", 1, size=8, statistic=True)
-    terms.append(SavedTerm("logits", targets.name, targets.num_bytes + wide, statistic=True))
+    targets = 8 * block.tokens + wide
+    same = dict(statistic=True, whole_over_tp=True)
+    terms.append(SavedTerm("logits", "targets and their weight", targets, **same))
     return tuple(term for term in terms if statistics or not term.statistic)
 
 
 def _block(
-    shape: ModelShape, seq_len: int, microbatch_size: int, element_bytes: int, kernels: str
+    shape: ModelShape,
+    seq_len: int,
+    microbatch_size: int,
+    element_bytes: int,
+    kernels: str,
+    statistics: bool,
 ) -> Block:
-    sizes = {"seq_len": seq_len, "microbatch_size": microbatch_size, "element_bytes": element_bytes}
-    for name, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")
-    if kernels not in ("fused", "eager"):
+    whole("seq_len", seq_len, minimum=1)
+    whole("microbatch_size", microbatch_size, minimum=1)
+    whole("element_bytes", element_bytes, minimum=1)
+    flag("statistics", statistics)
+    if kernels not in KERNELS:
         raise ValueError(f'kernels is {kernels!r}; expected "fused" or "eager"')
     return Block(shape, seq_len, seq_len * microbatch_size, element_bytes, kernels == "eager")

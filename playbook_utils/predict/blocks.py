@@ -39,13 +39,17 @@ class SavedTerm:
     """Ways that it can be split over tp: as many as there are key/value heads."""
     statistic: bool = False
     """One number a token, or a head and token."""
+    whole_over_tp: bool = False
+    """The same on every tp rank, whether or not sequence parallelism splits its neighbours."""
+    layer_input: bool = False
+    """The layer's input itself, which full recomputation keeps."""
 
     def bytes_on_rank(self, layout: ParallelLayout) -> int:
         """What one rank keeps of it, rounded up (context parallelism splits all by sequence)."""
         ways = layout.cp
         if self.tp_sharded:
             ways *= layout.tp if self.tp_limit is None else min(layout.tp, self.tp_limit)
-        elif layout.sequence_parallel:
+        elif layout.sequence_parallel and not self.whole_over_tp:
             ways *= layout.tp
         return -(-self.num_bytes // ways)
 
@@ -70,10 +74,13 @@ class Block:
         core: bool = False,
         limit: int | None = None,
         statistic: bool = False,
+        whole: bool = False,
+        layer_input: bool = False,
     ) -> SavedTerm:
         """`width` elements a token, each of `size` bytes (None: the activations')."""
         size = self.element_bytes if size is None else size
-        return SavedTerm(part, name, self.tokens * width * size, tp, core, limit, statistic)
+        num_bytes = self.tokens * width * size
+        return SavedTerm(part, name, num_bytes, tp, core, limit, statistic, whole, layer_input)
 
     def norm(
         self,
@@ -84,17 +91,20 @@ class Block:
         tp: bool = False,
         limit: int | None = None,
         rms: bool | None = None,
+        first: bool = False,
     ) -> Iterator[SavedTerm]:
-        """A norm over `width`, `rows` times a token (heads, for queries and keys)."""
+        """A norm over `width`, `rows` times a token (heads, for queries and keys); the `first` of
+        a layer reads the layer's input."""
         rms = self.shape.norm == "rmsnorm" if rms is None else rms
         full, wide = rows * width, max(4, self.element_bytes)
         if rms and self.eager:
             copied = self.element_bytes < wide
             copy = f"{name}: float32 copy" if copied else f"{name}: input"
-            yield self.term(part, copy, full, wide, tp, limit=limit)
+            own = first and not copied
+            yield self.term(part, copy, full, wide, tp, limit=limit, layer_input=own)
             yield self.term(part, f"{name}: normalised", full, None, tp, limit=limit)
         else:
-            yield self.term(part, f"{name}: input", full, None, tp, limit=limit)
+            yield self.term(part, f"{name}: input", full, None, tp, limit=limit, layer_input=first)
         # Statistics are float32, but PyTorch's LayerNorm keeps them as its input on the CPU.
         size = self.element_bytes if self.eager and not rms else wide
         count, which = (rows, "1 / rms") if rms else (2 * rows, "mean, 1 / std")
@@ -171,14 +181,20 @@ class Block:
             yield self.term(part, "ReLU output (down_proj input)", width, tp=True)
 
     def experts(self) -> Iterator[SavedTerm]:
-        """Router, the k experts of each token, shared experts."""
+        """Router, the k experts of each token, shared experts.
+
+        Tokens come to the experts split by sequence and are gathered over tp before the first
+        matrix, which keeps them whole (Megatron-LM, MoEAlltoAllTokenDispatcher in
+        core/transformer/moe/token_dispatcher.py: "permute->A2A(EP)->AG(TP)"); the outputs are
+        scattered again before they are weighed.
+        """
         moe, dim = self.shape.moe, self.shape.dim
         assert moe is not None
         k = moe.experts_per_token
         yield self.term("router", "router input", dim)
         yield self.term("router", "router probabilities", moe.num_experts, size=4)
         yield self.term("router", "chosen experts, weights", k, size=8 + 4, statistic=True)
-        yield self.term("experts", "tokens sent to experts", k * dim)
+        yield self.term("experts", "tokens sent to experts", k * dim, whole=True)
         yield from self.hidden("experts", k * moe.expert_ff_dim)
         yield self.term("experts", "experts' outputs (weighted sum's input)", k * dim)
         if moe.shared_ff_dim:

@@ -228,13 +228,16 @@ def _layout(panel: str) -> ParallelLayout:
     degrees: dict[str, Any] = {}
     for piece in re.split(r"[ +]", panel):
         if match := re.fullmatch(r"(DP|TP|CP|PP)=(\d+)", piece):
-            degrees[match[1].lower()] = int(match[2])
+            name, value = match[1].lower(), int(match[2])
         elif match := re.fullmatch(r"ZeRO-([0-3])", piece):
-            degrees["zero_stage"] = int(match[1])
+            name, value = "zero_stage", int(match[1])
         elif piece == "SP":
-            degrees["sequence_parallel"] = True
+            name, value = "sequence_parallel", True
         else:
             raise ValueError(
                 f'panel is {panel!r}; expected degrees such as "TP=8", with "+SP" or "ZeRO-1"'
             )
+        if name in degrees:
+            raise ValueError(f"panel is {panel!r}; expected each degree once, found {name} twice")
+        degrees[name] = value
     return ParallelLayout(**degrees)

@@ -12,11 +12,22 @@ August 2025. s, b, h, a, t are sequence, micro-batch, dim, heads and tp; B is 2 
 
 from __future__ import annotations
 
+from playbook_utils.predict._checks import flag, whole
+from playbook_utils.predict.activations import RECOMPUTE
+from playbook_utils.predict.presets import gpt_style
 from playbook_utils.predict.shapes import ModelShape
 
 __all__ = ["WIDGET_FAULTS", "widget_memory", "widget_shape"]
 
 WIDGET_FAULTS: tuple[tuple[str, str], ...] = (
+    (
+        "attention is unfused: (2B+1) a s^2 b are kept",
+        "flash attention, which keeps none of it; choose attention = unfused to compare",
+    ),
+    (
+        "the head shares the embedding's matrix",
+        "a matrix of its own where the model has one",
+    ),
     (
         "tp never divides params, gradients and optimizer states",
         "divided by tp, all but norms, positions and the biases of row-parallel matrices",
@@ -87,9 +98,20 @@ def widget_memory(
     (the latter also by part: attention, mlp, norms, once, or recomputed), each rounded up.
 
     Raises:
-        ValueError: `mlp` or `recompute` is none of the widget's.
+        ValueError: a size is no whole number, or `mlp` or `recompute` is none of the widget's.
     """
-    if mlp not in _FF_TERMS or recompute not in ("none", "selective", "full"):
+    counts = dict(
+        dim=dim, ff_dim=ff_dim, num_layers=num_layers, num_heads=num_heads, seq_len=seq_len,
+        vocab_size=vocab_size, microbatch_size=microbatch_size, tp=tp, dp=dp,
+    )  # fmt: skip
+    for name, count in counts.items():
+        whole(name, count, minimum=1)
+    whole("optimizer_multiplier", optimizer_multiplier, minimum=0)
+    flag("mixed", mixed)
+    flag("sequence_parallel", sequence_parallel)
+    if zero_stage not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage is {zero_stage!r}: expected 0, 1, 2 or 3")
+    if mlp not in _FF_TERMS or recompute not in RECOMPUTE:
         raise ValueError(
             f'found mlp={mlp!r}, recompute={recompute!r}; expected "relu", "gelu" or "swiglu", and '
             '"none", "selective" or "full"'
@@ -132,20 +154,14 @@ def widget_shape(
     mlp: str = "gelu",
 ) -> ModelShape:
     """The model that the widget's inputs describe: GPT-2's block, with the chosen MLP."""
-    return ModelShape(
+    return gpt_style(
         vocab_size=vocab_size,
         dim=dim,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_heads,
         ff_dim=ff_dim,
         max_seq_len=seq_len,
-        norm="layernorm",
         mlp=mlp,
-        position="learned",
-        bias=True,
-        tied=True,
-        dropout=True,
     )
 
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["IRRELEVANT", "LARGEST_SIZE", "Fields", "short"]
+from playbook_utils.predict._checks import is_whole
+
+__all__ = ["IRRELEVANT", "LARGEST_SIZE", "Fields", "printable", "short"]
 
 LARGEST_SIZE = 10**9
 """No size of a real model comes near it."""
@@ -74,6 +76,10 @@ class Fields:
                 )
         return first[1]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the field is there, be it null."""
+        return name in self._values
+
     def size(
         self,
         *names: str,
@@ -88,7 +94,7 @@ class Fields:
             if default is _REQUIRED:
                 raise ValueError(f"{names[0]} is missing: expected {expected}")
             return default
-        if type(value) is not int or not minimum <= value <= maximum:
+        if not is_whole(value, minimum) or value > maximum:
             raise ValueError(f"{self._name(names)} is {short(value)}: expected {expected}")
         return value
 
@@ -121,6 +127,11 @@ class Fields:
 
     def _name(self, names: tuple[str, ...]) -> str:
         return next((name for name in names if self._values.get(name) is not None), names[0])
+
+
+def printable(text: str) -> str:
+    """`text` without what moves the cursor or colours a terminal: a file may hold any name."""
+    return "".join(character for character in text if character.isprintable())
 
 
 def short(value: object) -> str:

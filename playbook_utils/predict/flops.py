@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from playbook_utils.predict.layers import whole
+from playbook_utils.predict._checks import whole
+from playbook_utils.predict.activations import RECOMPUTE
 from playbook_utils.predict.shapes import ModelShape
 
 __all__ = [
@@ -128,8 +129,8 @@ def recompute_flops(
     skipped. With "full" that is the MLP's last matrix, unless a dropout with its mask follows;
     with "selective" it is p v.
     """
-    if recompute not in ("none", "selective", "full"):
-        raise ValueError(f'recompute is {recompute!r}: expected "none", "selective" or "full"')
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute is {recompute!r}: expected one of {', '.join(RECOMPUTE)}")
     forward = forward_flops(shape, seq_len, batch_size, causal)
     if recompute == "none" or (recompute == "selective" and _is_flash(attention)):
         return 0
@@ -170,6 +171,7 @@ def six_n(num_params: int, tokens: int) -> int:
     counts an embedding that nothing is multiplied with, unless the head is tied to it: for
     Llama 3 8B 7.0 % of the linear part too much, as much as attention adds at 2,005 tokens.
     """
+    _not_negative(num_params=num_params, tokens=tokens)
     return 6 * num_params * tokens
 
 
@@ -180,6 +182,9 @@ def book_flops(num_params: int, num_layers: int, dim: int, seq_len: int, tokens:
     With N = `num_matmul_params` and heads that fill h it equals `model_flops` exactly; the causal
     half is not taken off.
     """
+    _not_negative(
+        num_params=num_params, num_layers=num_layers, dim=dim, seq_len=seq_len, tokens=tokens
+    )
     return (6 * num_params + 12 * num_layers * dim * seq_len) * tokens
 
 
@@ -201,6 +206,14 @@ def _utilisation(name: str, flops: float, time_s: float, peak_flops_per_s: float
         found = f"time_s={time_s!r}, peak_flops_per_s={peak_flops_per_s!r}"
         raise ValueError(f"found {found}: expected more than 0 (seconds; operations a second)")
     return flops / (time_s * peak_flops_per_s)
+
+
+def _not_negative(**counts: float) -> None:
+    """A rounded count, 8e9, is a count too."""
+    for name, count in counts.items():
+        number = isinstance(count, (int, float)) and not isinstance(count, bool)
+        if not number or not count >= 0:
+            raise ValueError(f"{name} is {count!r}: expected a count of at least 0")
 
 
 def _is_flash(attention: str) -> bool:

@@ -18,6 +18,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from playbook_utils.predict._checks import expect_type
+
 __all__ = ["GPUS", "Accelerator", "gpu"]
 
 _GIB, _MIB, _TERA, _GIGA = 2**30, 2**20, 1e12, 1e9
@@ -37,6 +39,11 @@ class Accelerator:
     link_bytes_per_s: float | None  # one direction, all links of the chip together
     source: str
     reported_bytes: int | None = None  # what the driver calls total
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory as the driver reports it, or as it is printed where that is not known."""
+        return self.memory_bytes if self.reported_bytes is None else self.reported_bytes
 
 
 def _row(
@@ -100,6 +107,7 @@ _ALIASES = {"h100": "h100-sxm", "a100": "a100-80gb", "v100": "v100-32gb", "h800"
 def gpu(name: str) -> Accelerator:
     """The accelerator called `name`, in any case ("h100" is the SXM board, "a100" the one of
     80 GB); ValueError that names the known ones."""
+    expect_type("the name of a GPU", name, str)
     key = name.strip().lower().replace(" ", "-").replace("_", "-")
     key = _ALIASES.get(key, key)
     if key in GPUS:

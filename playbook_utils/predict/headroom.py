@@ -3,38 +3,40 @@
     estimate = predict_memory(preset("llama-3-8b"), seq_len=4096)
     verdict(estimate, gpu("h100-sxm"))    # "does not fit h100-sxm (79.65 GiB): 59.03 GiB missing"
 
-Memory is what the driver reports, where that is known (up to 6 % less than is printed), as in
-`MemoryEstimate.fits`. What `NOT_COUNTED` names comes on top of the prediction: leave a few GiB.
+The rank's memory is its peak, the GPU's what the driver reports, where that is known (up to 6 %
+less than is printed): `Accelerator.usable_bytes`, as in `MemoryEstimate.fits`. What `NOT_COUNTED`
+names comes on top of the prediction: leave a few GiB.
 """
 
 from __future__ import annotations
 
+from playbook_utils.predict.estimate import MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
-from playbook_utils.predict.memory import MemoryEstimate
 
 __all__ = ["NOT_COUNTED", "gib_text", "headroom_bytes", "usable_bytes", "verdict"]
 
 NOT_COUNTED = (
-    "CUDA context, fragmentation, NCCL and ZeRO buffers, gradients of activations, "
-    "the loss's own copies of the logits"
+    "CUDA context, fragmentation, NCCL and ZeRO buffers, gradients of activations other than the "
+    "logits', the optimizer step's own temporaries (foreach AdamW: 4 bytes a parameter that the "
+    "rank updates)"
 )
 """What a real GPU holds beside the prediction (see `playbook_utils.predict.memory`)."""
 
 
 def usable_bytes(accelerator: Accelerator) -> int:
-    """The GPU's memory as its driver reports it, or as it is printed where that is not known."""
-    return accelerator.reported_bytes or accelerator.memory_bytes
+    """`Accelerator.usable_bytes`, for those who ask here."""
+    return accelerator.usable_bytes
 
 
 def headroom_bytes(estimate: MemoryEstimate, accelerator: Accelerator) -> int:
-    """Memory of the GPU minus that of the rank; negative where it does not fit."""
-    return usable_bytes(accelerator) - estimate.total_bytes
+    """Memory of the GPU minus the rank's peak; negative where it does not fit."""
+    return accelerator.usable_bytes - estimate.peak_bytes
 
 
 def verdict(estimate: MemoryEstimate, accelerator: Accelerator) -> str:
     """Whether the rank fits the GPU, and how much is left or missing."""
     room = headroom_bytes(estimate, accelerator)
-    holds = f"{accelerator.name} ({gib_text(usable_bytes(accelerator))})"
+    holds = f"{accelerator.name} ({gib_text(accelerator.usable_bytes)})"
     if room >= 0:
         return f"fits {holds}: {gib_text(room)} left"
     return f"does not fit {holds}: {gib_text(-room)} missing"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from playbook_utils.predict.config_fields import IRRELEVANT, Fields, short
+from playbook_utils.predict.config_fields import IRRELEVANT, Fields, printable, short
 from playbook_utils.predict.layers import LatentAttention, MoEShape
 from playbook_utils.predict.presets import ALIASES, PRESETS, preset
 from playbook_utils.predict.shapes import ModelShape
@@ -49,13 +49,16 @@ def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ModelShape, tup
     if not isinstance(model_type, str) or model_type not in _READERS:
         found = "missing" if model_type is None else short(model_type)
         raise ValueError(f"model_type is {found}: expected one of {', '.join(MODEL_TYPES)}")
+    _refuse(fields, "is_encoder_decoder")
+    if pruned := fields.value("pruned_heads"):
+        raise ValueError(f"pruned_heads is {short(pruned)}: expected none, all layers are alike")
     sizes = _READERS[model_type](fields)
     origin = values.get("_name_or_path")
-    name = Path(origin).name if isinstance(origin, str) else ""
+    name = printable(Path(origin).name) if isinstance(origin, str) else ""
     shape = ModelShape(**sizes, name=name or model_type)
     ignored = [*_cost_fields(fields), *fields.unused]
     return shape, tuple(
-        name for name in ignored if name not in IRRELEVANT and not name.startswith("_")
+        printable(name) for name in ignored if name not in IRRELEVANT and not name.startswith("_")
     )
 
 
@@ -183,20 +186,25 @@ def _deepseek_v3(fields: Fields) -> dict[str, Any]:
         num_experts=num_experts,
         experts_per_token=fields.size("num_experts_per_tok", maximum=num_experts),
         expert_ff_dim=fields.size("moe_intermediate_size"),
-        num_shared_experts=fields.size("n_shared_experts", default=0, minimum=0),
+        num_shared_experts=fields.size("n_shared_experts", default=1, minimum=0),
         num_dense_layers=fields.size(
-            "first_k_dense_replace", default=0, minimum=0, maximum=sizes["num_layers"]
+            "first_k_dense_replace", default=3, minimum=0, maximum=sizes["num_layers"]
         ),
         router_bias=routing == "bias",
     )
     mla = LatentAttention(
-        q_rank=fields.size("q_lora_rank", default=None),
+        # Absent is the class's default; null is none at all (DeepSeek-V2-Lite's queries).
+        q_rank=fields.size("q_lora_rank", default=None if "q_lora_rank" in fields else 1536),
         kv_rank=fields.size("kv_lora_rank"),
         nope_head_dim=fields.size("qk_nope_head_dim"),
         rope_head_dim=fields.size("qk_rope_head_dim"),
         value_head_dim=fields.size("v_head_dim"),
     )
-    fields.value("qk_head_dim")  # a sum of two above, written by transformers
+    if fields.size("qk_head_dim", default=mla.head_dim) != mla.head_dim:
+        raise ValueError(
+            f"qk_head_dim is {fields.value('qk_head_dim')}: expected qk_nope_head_dim + "
+            f"qk_rope_head_dim = {mla.head_dim}"
+        )
     return {**sizes, "moe": moe, "mla": mla}
 
 

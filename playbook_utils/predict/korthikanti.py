@@ -19,6 +19,7 @@ from importlib import resources
 
 from playbook_utils.predict.activations import layer_terms
 from playbook_utils.predict.layout import ParallelLayout
+from playbook_utils.predict.presets import gpt_style
 from playbook_utils.predict.shapes import ModelShape
 
 __all__ = ["Figure7Row", "figure_7", "predict_percent"]
@@ -72,19 +73,11 @@ def _layer_bytes(row: Figure7Row, sequence_parallel: bool = False, recompute: st
 
 
 def _gpt(name: str, sizes: dict[str, int]) -> ModelShape:
-    return ModelShape(
+    return gpt_style(
         name=name,
         vocab_size=sizes["vocab_size"],
         dim=sizes["dim"],
         num_layers=sizes["num_layers"],
         num_heads=sizes["num_heads"],
-        num_kv_heads=sizes["num_heads"],
-        ff_dim=sizes["ff_dim"],
         max_seq_len=sizes["seq_len"],
-        norm="layernorm",
-        mlp="gelu",
-        position="learned",
-        bias=True,
-        tied=True,
-        dropout=True,
     )

@@ -16,7 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-__all__ = ["LatentAttention", "Linear", "MoEShape", "mlp_linears", "whole"]
+from playbook_utils.predict._checks import flag, whole
+
+__all__ = ["LatentAttention", "Linear", "MoEShape", "mlp_linears"]
 
 
 class Linear(NamedTuple):
@@ -57,6 +59,7 @@ class MoEShape:
             whole(f"moe.{name}", getattr(self, name), minimum=1)
         for name in ("num_shared_experts", "num_dense_layers"):
             whole(f"moe.{name}", getattr(self, name), minimum=0)
+        flag("moe.router_bias", self.router_bias)
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"moe.experts_per_token is {self.experts_per_token}: expected at most "
@@ -132,9 +135,3 @@ def mlp_linears(dim: int, ff_dim: int, mlp: str, bias: bool) -> list[Linear]:
         Linear("mlp", "up_proj", dim, ff_dim, bias),
         Linear("mlp", "down_proj", ff_dim, dim, bias),
     ]
-
-
-def whole(name: str, value: object, minimum: int) -> None:
-    """ValueError unless `value` is an int of at least `minimum`; True is not a number here."""
-    if type(value) is not int or value < minimum:
-        raise ValueError(f"{name} is {value!r}: expected a whole number of at least {minimum}")

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from playbook_utils.predict._checks import is_whole, whole
+
 if TYPE_CHECKING:
     from playbook_utils.predict.shapes import ModelShape
 
@@ -49,22 +51,40 @@ class ParallelLayout:
     """In one step. None: as many as fill the pipeline (`microbatches`)."""
     virtual_stages: int = 1
     """Stages a rank holds, v; more than 1 only with "interleaved_1f1b"."""
+    layers_per_chunk: tuple[int, ...] | None = None
+    """Layers of each of the pp x v chunks, in the model's order. None: as even as can be
+    (`playbook_utils.predict.stages.layers_of`)."""
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "cp", "pp", "ep", "virtual_stages"):
-            _check_count(name, getattr(self, name))
+            whole(name, getattr(self, name), minimum=1)
         if self.num_microbatches is not None:
-            _check_count("num_microbatches", self.num_microbatches)
+            whole("num_microbatches", self.num_microbatches, minimum=1)
         if type(self.zero_stage) is not int or self.zero_stage not in (0, 1, 2, 3):
             raise ValueError(f"zero_stage is {self.zero_stage!r}; expected 0, 1, 2 or 3")
         flag: object = self.sequence_parallel
         if type(flag) is not bool:
             raise TypeError(f"sequence_parallel is {flag!r}; expected True or False")
         self._check_schedule()
+        self._check_layers_per_chunk()
         if self.dp * self.cp % self.ep:
             raise ValueError(
                 f"ep is {self.ep} and dp x cp is {self.dp} x {self.cp} = {self.dp * self.cp}: "
                 "experts are spread over these ranks, so ep must divide their number"
+            )
+
+    def _check_layers_per_chunk(self) -> None:
+        split: object = self.layers_per_chunk
+        if split is None:
+            return
+        if not isinstance(split, tuple) or not all(is_whole(count, 1) for count in split):
+            raise ValueError(
+                f"layers_per_chunk is {split!r}: expected a tuple of whole numbers of at least 1"
+            )
+        if len(split) != self.chunks:
+            raise ValueError(
+                f"layers_per_chunk has {len(split)} numbers: expected one for each of the "
+                f"pp x virtual_stages = {self.pp} x {self.virtual_stages} chunks"
             )
 
     def _check_schedule(self) -> None:
@@ -121,13 +141,18 @@ class ParallelLayout:
 
     def check(self, shape: ModelShape, seq_len: int | None = None) -> None:
         """ValueError where `shape`, at this sequence length if given, cannot be laid out so."""
+        if seq_len is not None:
+            whole("seq_len", seq_len, minimum=1)
         for problem in self._problems(shape, seq_len):
             raise ValueError(problem)
 
     def _problems(self, shape: ModelShape, seq_len: int | None) -> Iterator[str]:
         tp, kv_heads = self.tp, shape.num_kv_heads
         if shape.num_heads % tp:
-            yield f"num_heads is {shape.num_heads} and tp {tp}: each rank needs as many heads"
+            yield (
+                f"tp is {tp} and must divide num_heads, {shape.num_heads}: each rank holds the "
+                "same number of heads"
+            )
         if max(kv_heads, tp) % min(kv_heads, tp) and shape.mla is None:
             yield (
                 f"num_kv_heads is {kv_heads} and tp {tp}: one must be a multiple of the other, "
@@ -139,6 +164,11 @@ class ParallelLayout:
             pieces = f"pp {self.pp}"
             pieces += f" x virtual_stages {self.virtual_stages}" if self.virtual_stages > 1 else ""
             yield f"num_layers is {shape.num_layers} and {pieces}: each stage needs a layer"
+        split = self.layers_per_chunk
+        if split is not None and sum(split) != shape.num_layers:
+            yield (
+                f"layers_per_chunk adds up to {sum(split)}: expected num_layers={shape.num_layers}"
+            )
         if shape.moe is not None and shape.moe.expert_ff_dim % tp:
             yield f"expert_ff_dim is {shape.moe.expert_ff_dim} and tp {tp}: tp must divide it"
         num_experts = 0 if shape.moe is None else shape.moe.num_experts
@@ -151,7 +181,10 @@ class ParallelLayout:
 
     def _sequence_problems(self, seq_len: int) -> Iterator[str]:
         if seq_len % self.cp:
-            yield f"seq_len is {seq_len} and cp {self.cp}: each rank needs as many tokens"
+            yield (
+                f"cp is {self.cp} and must divide seq_len, {seq_len}: each rank holds the same "
+                "number of tokens"
+            )
         elif self.sequence_parallel and seq_len // self.cp % self.tp:
             yield (
                 f"seq_len / cp is {seq_len // self.cp} and tp {self.tp}: sequence_parallel "
@@ -168,13 +201,18 @@ class ParallelLayout:
             yield f"tp exceeds num_kv_heads: each key/value head is held by {copies} ranks"
         if self.sequence_parallel and self.tp == 1:
             yield "sequence_parallel has no effect at tp=1"
+        if self.sequence_parallel and self.tp > 1:
+            yield (
+                "sequence parallelism as in Megatron-LM: what a matrix's input is gathered to is "
+                "dropped and gathered again in the backward pass; DTensor keeps it"
+            )
         if self.zero_stage and self.replicas == 1:
             yield f"zero_stage={self.zero_stage} has no effect on one replica (dp x cp = 1)"
         if self.zero_stage == 3 and self.pp > 1:
             yield "zero_stage=3 with pp: each stage gathers its params again for every micro-batch"
         if self.zero_stage == 2 and self.pp > 1:
             yield "zero_stage=2 with pp: gradients are reduced again for every micro-batch"
-        if self.pp > 1 and shape.num_layers % self.chunks:
+        if self.layers_per_chunk is None and self.pp > 1 and shape.num_layers % self.chunks:
             yield "the layers do not divide evenly: the first stages hold one more"
         if self.pp > 1 and shape.tied:
             yield "the tied matrix is held by the first and by the last stage"
@@ -182,8 +220,3 @@ class ParallelLayout:
             yield "fewer micro-batches than stages: the pipeline never fills"
         if seq_len is not None and self.cp > 1 and seq_len % (2 * self.cp):
             yield "zigzag context parallelism needs a seq_len that 2 x cp divides"
-
-
-def _check_count(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} is {value!r}; expected a whole number of at least 1")

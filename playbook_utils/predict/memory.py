@@ -5,104 +5,52 @@
     estimate.parts["activations"]["attention"]
 
 Per rank of one pipeline stage, at its peak. Params follow `playbook_utils.predict.weights`, bytes
-per parameter `precision`, activations `activations`, micro-batches in flight `stages`. ZeRO shards
-optimizer states (1), gradients (2) and params (3) over dp x cp ranks, experts over dp x cp / ep
-(Rajbhandari et al. 2020, section 5), each part rounded up.
+per parameter `precision`, activations `activations`, micro-batches in flight `stages`, shards
+`zero`.
 
-The peak of the activations lies at the end of a forward pass, or, where layers are recomputed, in
-the backward pass of the last one: then its tensors are there again ("recomputed_layer" in the
-parts, `recomputed_bytes`), while those of the final norm, head and loss are gone. The formulas of
-the papers and of the book leave that layer out; subtract it to compare.
+`total_bytes` is what the formulas of the papers and of the book add up. Its activations are those
+at the end of a forward pass, or, where layers are recomputed, in the backward pass of the last one:
+then its tensors are there again ("recomputed_layer" in the parts, `recomputed_bytes`; the formulas
+leave that layer out, subtract it to compare), while those of the final norm, head and loss of that
+micro-batch are gone.
+
+`peak_bytes` adds what is there for a moment only (`transient_bytes`). With K for what is kept and A
+for what the final norm, head and loss keep of one micro-batch, it is the largest of
+    loss       K + 2 x the FP32 logits: the gradients after and before the log-softmax (measured in
+               lesson 01: "saved + 2 x logits"); last stage
+    head       K + unit(head): a gradient of logits has taken the log-probabilities' place; last
+    layer      K - A + the recomputed tensors + unit(layer); A is 0 but for the last stage
+    embedding  K - one micro-batch of the first chunk + unit(embedding); first stage
+where unit is what ZeRO shards and needs whole (`zero.unit_bytes`): the params that ZeRO-3 gathers,
+and from ZeRO-2 on the gradient before it is reduced (gradients are reduced unit by unit).
 
 Left out: the CUDA context, the allocator's fragmentation, buffers of NCCL, gradients of
-activations and the logits' copies inside the loss, ZeRO's buckets, and what ZeRO-3 gathers for the
-moment (`gathered_bytes`, not in the total).
+activations but for the logits', a 16-bit copy of the logits where one is held, ZeRO's prefetching
+and buckets. So are the optimizer step's own temporaries, which come after the backward pass, when
+activations are gone: PyTorch's foreach AdamW, its default on a GPU, takes 4 bytes for each
+parameter that the rank updates (the square roots of the second moments); a fused one has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
+from playbook_utils.predict._checks import expect_type, whole
 from playbook_utils.predict.activations import SavedTerm, layer_terms, output_terms
-from playbook_utils.predict.hardware import Accelerator, gpu
+from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.layout import ParallelLayout
 from playbook_utils.predict.precision import PrecisionRecipe, recipe
+from playbook_utils.predict.shapes import ModelShape
 from playbook_utils.predict.stages import layers_of, peak_in_flight
-from playbook_utils.predict.weights import kinds_in, layer_params_on_rank, params_on_rank
-
-if TYPE_CHECKING:
-    from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.weights import (
+    kinds_in,
+    layer_params_on_rank,
+    params_on_rank,
+    vocabulary_params,
+)
+from playbook_utils.predict.zero import gathered_bytes, states_bytes, unit_bytes
 
 __all__ = ["CATEGORIES", "MemoryEstimate", "predict_memory"]
-
-CATEGORIES: tuple[str, ...] = ("params", "grads", "optimizer_states", "activations")
-"""The keys of `MemoryEstimate.parts`."""
-
-
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of one rank, by category and part."""
-
-    stage: int
-    """The pipeline stage that this is."""
-    num_params: int
-    """Parameters that the rank computes with (before ZeRO shards them)."""
-    parts: dict[str, dict[str, int]]
-    """For each of `CATEGORIES`, bytes by part (embedding, attention, mlp, ...); zeros left out."""
-    microbatches_in_flight: tuple[int, ...]
-    """Kept at the peak, for each of the stage's chunks (one, unless stages are interleaved)."""
-    recomputed_bytes: int = 0
-    """What recomputing one layer adds to the activations at the peak (in `activations_bytes`)."""
-    gathered_bytes: int = 0
-    """ZeRO-3: the largest unit's params (a layer, the embedding or the head), whole, while it is
-    computed; twice that with prefetching. Not in `total_bytes`."""
-
-    @property
-    def params_bytes(self) -> int:
-        """Weights as the forward pass reads them."""
-        return sum(self.parts["params"].values())
-
-    @property
-    def grads_bytes(self) -> int:
-        """Gradients, and the FP32 buffer where the recipe has one."""
-        return sum(self.parts["grads"].values())
-
-    @property
-    def optimizer_states_bytes(self) -> int:
-        """Adam's moments, and the FP32 master copy where the recipe has one."""
-        return sum(self.parts["optimizer_states"].values())
-
-    @property
-    def activations_bytes(self) -> int:
-        """What is kept for the backward pass, and one layer that is being recomputed."""
-        return sum(self.parts["activations"].values())
-
-    @property
-    def total_bytes(self) -> int:
-        """All four categories."""
-        return sum(sum(parts.values()) for parts in self.parts.values())
-
-    def fits(self, accelerator: Accelerator | str) -> bool:
-        """Whether the total is no more than that GPU's memory, as its driver reports it where that
-        is known; one or two GiB of it are never free."""
-        if isinstance(accelerator, str):
-            accelerator = gpu(accelerator)
-        return self.total_bytes <= (accelerator.reported_bytes or accelerator.memory_bytes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
-        return {
-            "stage": self.stage,
-            "num_params": self.num_params,
-            **{f"{name}_bytes": getattr(self, f"{name}_bytes") for name in CATEGORIES},
-            "total_bytes": self.total_bytes,
-            "recomputed_bytes": self.recomputed_bytes,
-            "gathered_bytes": self.gathered_bytes,
-            "microbatches_in_flight": list(self.microbatches_in_flight),
-            "parts": {name: dict(parts) for name, parts in self.parts.items()},
-        }
 
 
 def predict_memory(
@@ -118,7 +66,7 @@ def predict_memory(
     statistics: bool = False,
     stage: int | None = None,
 ) -> MemoryEstimate:
-    """Memory of a rank of `stage`, or, where that is None, of the stage that needs most.
+    """Memory of a rank of `stage`, or, where that is None, of the stage with the highest peak.
 
     Args:
         layout: None is one rank.
@@ -130,25 +78,32 @@ def predict_memory(
         ValueError: the model does not fit the layout, or a size or name is wrong.
     """
     layout = ParallelLayout() if layout is None else layout
+    expect_type("shape", shape, ModelShape)
+    expect_type("layout", layout, ParallelLayout)
+    whole("seq_len", seq_len, minimum=1)
+    whole("microbatch_size", microbatch_size, minimum=1)
     layout.check(shape, seq_len)
     if shape.position == "learned" and seq_len > shape.max_seq_len:
         raise ValueError(
             f"seq_len is {seq_len}, and the model has {shape.max_seq_len} learned positions; "
-            "use fewer tokens, or a shape with a larger max_seq_len"
+            f"use at most {shape.max_seq_len:,} tokens"
         )
-    sizes = (seq_len, microbatch_size, recipe(precision).activation_bytes)
-    options = dict(attention=attention, kernels=kernels, statistics=statistics)
-    terms = {
+    each = recipe(precision)
+    sizes = (seq_len, microbatch_size, each.activation_bytes)
+    same = dict(kernels=kernels, statistics=statistics)
+    # Recomputation is checked, then read off the terms: it keeps some and brings back the others.
+    how = dict(attention=attention, **same)
+    layers = {
         index: (
-            layer_terms(shape, *sizes, **options, recompute=recompute, index=index),  # type: ignore[arg-type]
-            layer_terms(shape, *sizes, **options, index=index),  # type: ignore[arg-type]
+            layer_terms(shape, *sizes, **how, recompute=recompute, index=index),  # type: ignore[arg-type]
+            _dropped(layer_terms(shape, *sizes, **how, index=index), recompute),  # type: ignore[arg-type]
         )
         for index, _ in shape.distinct_layers()
     }
-    outside = output_terms(shape, *sizes, kernels=kernels, statistics=statistics)
-    case = _Case(shape, layout, recipe(precision), terms, outside)
+    outside = output_terms(shape, *sizes, **same)  # type: ignore[arg-type]
+    case = _Case(shape, layout, each, layers, outside)
     stages = _unlike_stages(shape, layout) if stage is None else (stage,)
-    return max((case.estimate(one) for one in stages), key=lambda found: found.total_bytes)
+    return max((case.estimate(one) for one in stages), key=lambda found: found.peak_bytes)
 
 
 def _unlike_stages(shape: ModelShape, layout: ParallelLayout) -> list[int]:
@@ -169,33 +124,48 @@ class _Case:
         shape: ModelShape,
         layout: ParallelLayout,
         precision: PrecisionRecipe,
-        terms: dict[int, tuple[tuple[SavedTerm, ...], tuple[SavedTerm, ...]]],
+        layers: dict[int, tuple[tuple[SavedTerm, ...], tuple[SavedTerm, ...]]],
         outside: tuple[SavedTerm, ...],
     ) -> None:
         self.shape, self.layout, self.precision = shape, layout, precision
-        self.kept = {index: _by_part(kept, layout) for index, (kept, _) in terms.items()}
-        self.added = {index: _recomputed(*both, layout) for index, both in terms.items()}
+        self.kept = {index: _by_part(kept, layout) for index, (kept, _) in layers.items()}
+        self.recomputed = {
+            index: sum(term.bytes_on_rank(layout) for term in dropped)
+            for index, (_, dropped) in layers.items()
+        }
+        self.params = {index: layer_params_on_rank(shape, layout, index) for index in layers}
+        self.table = {"embedding": vocabulary_params(shape, layout)}  # or the head's
         self.outside = _by_part(outside, layout)
         self.after = {part: self.outside.get(part, 0) for part in ("norms", "head", "logits")}
-        self.unit = max(
-            max(sum(self._layer(index).values()) for index in terms),
-            -(-shape.vocab_size // layout.tp) * shape.dim,
+        self.logits = sum(
+            term.bytes_on_rank(layout)
+            for term in outside
+            if term.part == "logits" and not term.statistic
         )
-
-    def _layer(self, index: int) -> dict[str, int]:
-        return layer_params_on_rank(self.shape, self.layout, index)
 
     def estimate(self, stage: int) -> MemoryEstimate:
         """One rank of that stage."""
         layout, precision = self.layout, self.precision
         params = params_on_rank(self.shape, layout, stage)
-        activations, counts, recomputed = self._activations(stage)
+        chunks = self._chunks(stage)
+        counts = peak_in_flight(layout, stage, [sum(sizes.values()) for sizes in chunks])
+        activations: dict[str, int] = {}
+        for sizes, count in zip(chunks, counts, strict=True):
+            _add(activations, sizes, count)
+        if self.shape.position == "rope":  # one table for all micro-batches and chunks
+            _add(activations, {"positions": self.outside["positions"]}, 1)
+        kept = sum(activations.values())
+        moments = self._moments(stage, kept, sum(chunks[0].values()))
+        again = max(self.recomputed[index] for index in self._kinds(stage))
+        recomputed = max(0, again - self._released(stage))
+        activations["recomputed_layer"] = recomputed
         parts = {
-            "params": self._states(params, precision.params_bytes, 3),
-            "grads": self._states(params, precision.all_grads_bytes, 2),
-            "optimizer_states": self._states(params, precision.optimizer_states_bytes, 1),
+            "params": states_bytes(params, precision.params_bytes, 3, layout),
+            "grads": states_bytes(params, precision.all_grads_bytes, 2, layout),
+            "optimizer_states": states_bytes(params, precision.optimizer_states_bytes, 1, layout),
             "activations": activations,
         }
+        moment = max(moments, key=lambda name: moments[name])
         return MemoryEstimate(
             stage=stage,
             num_params=sum(params.values()),
@@ -205,43 +175,56 @@ class _Case:
             },
             microbatches_in_flight=counts,
             recomputed_bytes=recomputed,
-            gathered_bytes=self.unit * precision.params_bytes if layout.zero_stage == 3 else 0,
+            gathered_bytes=self._gathered(stage),
+            transient_bytes=moments[moment] - kept - recomputed,
+            moment=moment,
         )
 
-    def _states(self, params: dict[str, int], bytes_each: int, from_stage: int) -> dict[str, int]:
-        """Bytes by part, sharded where ZeRO's stage is at least `from_stage`."""
-        layout = self.layout
-        sharded = layout.zero_stage >= from_stage
-        ways = {"experts": layout.expert_replicas if sharded else 1}
-        other = layout.replicas if sharded else 1
-        return {
-            part: -(-count // ways.get(part, other)) * bytes_each for part, count in params.items()
-        }
-
-    def _activations(self, stage: int) -> tuple[dict[str, int], tuple[int, ...], int]:
-        """Bytes by part, micro-batches in flight, and what recomputing one layer adds."""
+    def _chunks(self, stage: int) -> list[dict[str, int]]:
+        """For each of the stage's chunks, what one micro-batch keeps there, by part."""
         layout, shape = self.layout, self.shape
-        layers = layers_of(shape.num_layers, layout, stage)
-        last = len(layers) - 1
-        chunks = []
-        for number, chunk in enumerate(layers):
-            sizes = {"positions": self.outside.get("positions", 0)}
-            if stage == 0 and number == 0:
-                sizes["embedding"] = self.outside.get("embedding", 0)
+        chunks: list[dict[str, int]] = []
+        for chunk in layers_of(shape.num_layers, layout, stage):
+            sizes: dict[str, int] = {}
             for index, count in kinds_in(shape, (chunk,)):
                 _add(sizes, self.kept[index], count)
-            if stage == layout.pp - 1 and number == last:
-                _add(sizes, self.after, 1)
             chunks.append(sizes)
-        counts = peak_in_flight(layout, stage, [sum(sizes.values()) for sizes in chunks])
-        total: dict[str, int] = {}
-        for sizes, count in zip(chunks, counts, strict=True):
-            _add(total, sizes, count)
-        added = max(self.added[index] for index, _ in kinds_in(shape, layers))
-        if stage == layout.pp - 1:  # the loss and the head come first in the backward pass
-            added = max(0, added - sum(self.after.values()))
-        total["recomputed_layer"] = added
-        return total, counts, added
+        if stage == 0:
+            before = ("embedding", "positions") if shape.position == "learned" else ("embedding",)
+            _add(chunks[0], {part: self.outside.get(part, 0) for part in before}, 1)
+        if stage == layout.pp - 1:
+            _add(chunks[-1], self.after, 1)
+        return chunks
+
+    def _moments(self, stage: int, kept: int, first_chunk: int) -> dict[str, int]:
+        """Bytes of activations and of what is there for a moment (`MOMENTS`)."""
+        table = self._unit(self.table)
+        layer = max(self.recomputed[i] + self._unit(self.params[i]) for i in self._kinds(stage))
+        found = {"layer": kept - self._released(stage) + layer}
+        if stage == self.layout.pp - 1:
+            found |= {"loss": kept + 2 * self.logits, "head": kept + table}
+        if stage == 0:
+            found["embedding"] = kept - first_chunk + table
+        return found
+
+    def _kinds(self, stage: int) -> list[int]:
+        """One layer of each kind on that stage."""
+        layers = layers_of(self.shape.num_layers, self.layout, stage)
+        return [index for index, _ in kinds_in(self.shape, layers)]
+
+    def _released(self, stage: int) -> int:
+        """What the loss, head and final norm kept, gone when the last layer's backward begins."""
+        return sum(self.after.values()) if stage == self.layout.pp - 1 else 0
+
+    def _unit(self, params: dict[str, int]) -> int:
+        return unit_bytes(params, self.precision.params_bytes, self.layout)
+
+    def _gathered(self, stage: int) -> int:
+        units = [self.params[index] for index in self._kinds(stage)]
+        if stage in (0, self.layout.pp - 1):
+            units.append(self.table)
+        size = self.precision.params_bytes
+        return max(gathered_bytes(unit, size, self.layout) for unit in units)
 
 
 def _by_part(terms: Iterable[SavedTerm], layout: ParallelLayout) -> dict[str, int]:
@@ -251,14 +234,11 @@ def _by_part(terms: Iterable[SavedTerm], layout: ParallelLayout) -> dict[str, in
     return sizes
 
 
-def _recomputed(
-    kept: tuple[SavedTerm, ...], whole: tuple[SavedTerm, ...], layout: ParallelLayout
-) -> int:
-    """Bytes that are there again while a layer is recomputed; its input was never dropped."""
-    names = {term.name for term in kept}
-    if "layer input" in names:
-        names.add("attention norm: input")
-    return sum(term.bytes_on_rank(layout) for term in whole if term.name not in names)
+def _dropped(terms: tuple[SavedTerm, ...], recompute: str) -> tuple[SavedTerm, ...]:
+    """Those that are computed again; a layer's input was never dropped."""
+    if recompute == "full":
+        return tuple(term for term in terms if not term.layer_input)
+    return tuple(term for term in terms if recompute == "selective" and term.attention_core)
 
 
 def _add(total: dict[str, int], sizes: dict[str, int], times: int) -> None:

@@ -15,17 +15,37 @@ from __future__ import annotations
 
 import difflib
 
+from playbook_utils.predict._checks import expect_type
 from playbook_utils.predict.layers import LatentAttention, MoEShape
 from playbook_utils.predict.shapes import ModelShape
 
-__all__ = ["ALIASES", "PRESETS", "preset"]
+__all__ = ["ALIASES", "PRESETS", "gpt_style", "preset"]
+
+
+def gpt_style(
+    *,
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    max_seq_len: int,
+    vocab_size: int,
+    ff_dim: int | None = None,
+    mlp: str = "gelu",
+    name: str = "",
+) -> ModelShape:
+    """GPT-2's block at these sizes, trained with dropout; ff_dim is 4 dim unless given."""
+    return ModelShape(
+        name=name, vocab_size=vocab_size, dim=dim, num_layers=num_layers, num_heads=num_heads,
+        num_kv_heads=num_heads, ff_dim=4 * dim if ff_dim is None else ff_dim,
+        max_seq_len=max_seq_len, norm="layernorm", mlp=mlp, position="learned", bias=True,
+        tied=True, dropout=True,
+    )  # fmt: skip
 
 
 def _gpt(name: str, dim: int, num_layers: int, num_heads: int, max_seq_len: int) -> ModelShape:
-    return ModelShape(
+    return gpt_style(
         name=name, vocab_size=50257, dim=dim, num_layers=num_layers, num_heads=num_heads,
-        num_kv_heads=num_heads, ff_dim=4 * dim, max_seq_len=max_seq_len, norm="layernorm",
-        mlp="gelu", position="learned", bias=True, tied=True, dropout=True,
+        max_seq_len=max_seq_len,
     )  # fmt: skip
 
 
@@ -106,6 +126,7 @@ ALIASES = {
 
 def preset(name: str) -> ModelShape:
     """The shape called `name`, in any case; ValueError that lists the near names."""
+    expect_type("the name of a preset", name, str)
     key = name.strip().lower()
     key = ALIASES.get(key, key)
     if key in PRESETS:

@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playbook_utils.predict.layers import LatentAttention, Linear, MoEShape, mlp_linears, whole
+from playbook_utils.predict._checks import expect_type, flag, whole
+from playbook_utils.predict.layers import LatentAttention, Linear, MoEShape, mlp_linears
 
 __all__ = ["LatentAttention", "Linear", "MoEShape", "ModelShape"]
 
@@ -61,9 +62,11 @@ class ModelShape:
             if getattr(self, style) not in choices:
                 expected = ", ".join(f'"{choice}"' for choice in choices)
                 raise ValueError(f"{style} is {getattr(self, style)!r}: expected one of {expected}")
-        for flag in ("bias", "qkv_bias", "qk_norm", "tied", "dropout"):
-            if type(getattr(self, flag)) is not bool:
-                raise ValueError(f"{flag} is {getattr(self, flag)!r}: expected True or False")
+        for switch in ("bias", "qkv_bias", "qk_norm", "tied", "dropout"):
+            flag(switch, getattr(self, switch))
+        for part, kind in (("moe", MoEShape), ("mla", LatentAttention)):
+            if getattr(self, part) is not None:
+                expect_type(part, getattr(self, part), kind)
         if self.num_heads % self.num_kv_heads:
             found = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
             raise ValueError(f"found {found}: num_heads must be a multiple of num_kv_heads")

@@ -3,8 +3,11 @@
     layers_of(5, ParallelLayout(pp=2), stage=0)                       # (range(0, 3),)
     peak_in_flight(ParallelLayout(pp=4, num_microbatches=8), stage=0, chunk_bytes=[1])   # (4,)
 
-Layers that do not divide evenly go to the first chunks, one more each. An interleaved schedule
-cuts them into pp x v chunks, of which rank r holds r, r + pp, r + 2 pp, ...
+Layers that do not divide evenly go to the first chunks, one more each, unless the layout says
+otherwise (`layers_per_chunk`). Both are seen: Llama 3 405B puts one layer fewer on its first and on
+its last stage, which also hold the embedding and the head (arXiv:2407.21783, section 3.3.2), and
+Megatron-LM refuses an uneven split unless it is told how many layers go there. An interleaved
+schedule cuts the layers into pp x v chunks, of which rank r holds r, r + pp, r + 2 pp, ...
 
 A micro-batch is kept from its forward pass through a chunk to its backward pass there. At most,
 on rank r of p, with m micro-batches:
@@ -21,7 +24,9 @@ Left out: zero-bubble schedules and DualPipe, which keep parts of an activation 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
+from playbook_utils.predict._checks import whole
 from playbook_utils.predict.layout import ParallelLayout
 
 __all__ = ["layers_of", "peak_in_flight"]
@@ -31,14 +36,22 @@ def layers_of(num_layers: int, layout: ParallelLayout, stage: int) -> tuple[rang
     """The layers on that stage, one range for each of its chunks.
 
     Raises:
-        ValueError: `stage` is not one of 0 to pp - 1.
+        ValueError: `stage` is not one of 0 to pp - 1, or `layers_per_chunk` does not add up to
+            `num_layers`.
     """
-    if type(stage) is not int or not 0 <= stage < layout.pp:
-        raise ValueError(f"stage is {stage!r}; expected one of 0 to pp - 1 = {layout.pp - 1}")
+    whole("num_layers", num_layers, minimum=1)
+    _check_stage(layout, stage)
     each, more = divmod(num_layers, layout.chunks)
+    split = layout.layers_per_chunk
+    if split is None:
+        split = tuple(each + (chunk < more) for chunk in range(layout.chunks))
+    if sum(split) != num_layers:
+        raise ValueError(
+            f"layers_per_chunk adds up to {sum(split)}: expected num_layers={num_layers}"
+        )
+    ends = list(accumulate(split, initial=0))
     return tuple(
-        range(chunk * each + min(chunk, more), (chunk + 1) * each + min(chunk + 1, more))
-        for chunk in range(stage, layout.chunks, layout.pp)
+        range(ends[chunk], ends[chunk + 1]) for chunk in range(stage, layout.chunks, layout.pp)
     )
 
 
@@ -50,6 +63,7 @@ def peak_in_flight(
     Args:
         chunk_bytes: what one micro-batch keeps in each chunk; decides only where chunks differ.
     """
+    _check_stage(layout, stage)
     if len(chunk_bytes) != layout.virtual_stages:
         raise ValueError(
             f"found {len(chunk_bytes)} chunk_bytes; expected one for each of the "
@@ -63,6 +77,11 @@ def peak_in_flight(
     if layout.schedule == "1f1b":
         return (min(m, p - stage),)
     return _interleaved(layout, stage, chunk_bytes)
+
+
+def _check_stage(layout: ParallelLayout, stage: object) -> None:
+    if type(stage) is not int or not 0 <= stage < layout.pp:
+        raise ValueError(f"stage is {stage!r}; expected one of 0 to pp - 1 = {layout.pp - 1}")
 
 
 def _interleaved(layout: ParallelLayout, stage: int, chunk_bytes: Sequence[int]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from playbook_utils.predict.stages import layers_of
 if TYPE_CHECKING:
     from playbook_utils.predict.shapes import Linear, ModelShape
 
-__all__ = ["PARTS", "layer_params_on_rank", "params_on_rank"]
+__all__ = ["PARTS", "kinds_in", "layer_params_on_rank", "params_on_rank", "vocabulary_params"]
 
 PARTS: tuple[str, ...] = (
     "embedding",
@@ -47,7 +47,7 @@ def params_on_rank(shape: ModelShape, layout: ParallelLayout, stage: int) -> dic
     for index, count in kinds_in(shape, layers):
         for part, params in layer_params_on_rank(shape, layout, index).items():
             parts[part] += count * params
-    table = -(-shape.vocab_size // layout.tp) * shape.dim
+    table = vocabulary_params(shape, layout)
     if stage == 0:
         parts["embedding"] = table
         parts["positions"] = shape.max_seq_len * shape.dim if shape.position == "learned" else 0
@@ -55,6 +55,11 @@ def params_on_rank(shape: ModelShape, layout: ParallelLayout, stage: int) -> dic
         parts["norms"] += shape.norm_params
         parts["head"] = 0 if shape.tied and layout.pp == 1 else table
     return parts
+
+
+def vocabulary_params(shape: ModelShape, layout: ParallelLayout) -> int:
+    """Of the embedding's rows on a rank, or of the head's."""
+    return -(-shape.vocab_size // layout.tp) * shape.dim
 
 
 def layer_params_on_rank(

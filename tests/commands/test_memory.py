@@ -77,6 +77,15 @@ class TestNumbers:
         parts = ask(capsys, *selective)["rank"]["parts"]["activations"]
         assert sum(parts.values()) - parts.get("recomputed_layer", 0) == flash
 
+    def test_kernels(self, capsys: Any) -> None:
+        fused, eager = ask(capsys), ask(capsys, "--kernels", "eager")
+        assert (fused["kernels"], eager["kernels"]) == ("fused", "eager")
+        # A norm's float32 copy and its output for its input; SiLU's output besides.
+        layer = 2 * 4096 * (4 + 2 - 2) + 2 * 14_336
+        more = 4096 * (32 * layer + 4096 * (4 + 2 - 2))
+        found = [answer["rank"]["activations_bytes"] for answer in (fused, eager)]
+        assert found[1] - found[0] == more
+
     def test_pipeline_schedules(self, capsys: Any) -> None:
         def kept(*arguments: str) -> tuple[int, list[int]]:
             rank = ask(capsys, "--pp", "4", "--microbatches", "8", *arguments)["rank"]
@@ -104,13 +113,32 @@ class TestText:
         assert lines[0].startswith("llama-3-8b: 8,030,261,248 parameters, 1 x 4,096 tokens, bf16")
         table = [line for line in lines if line.endswith(" GiB")]
         names = [line.split("  ")[0] for line in table]
-        assert names == ["params", "grads", "optimizer states", "activations", "total"]
+        categories = ["params", "grads", "optimizer states", "activations"]
+        assert names == [*categories, "total", "for a moment", "peak"]
         assert len({len(line) for line in table}) == 1
         assert len({line.index(" bytes") for line in table}) == 1
         assert table[0].split()[1:] == ["16,060,522,496", "bytes", "14.96", "GiB"]
         assert table[2].split()[2] == f"{12 * LLAMA // 8:,}"
         assert [line for line in lines if line.startswith("Not counted: CUDA context")]
-        assert lines[-1] == "Fits h100-sxm (79.65 GiB): 19.49 GiB left."
+        sizes = [int(line.split(" bytes")[0].split()[-1].replace(",", "")) for line in table[4:]]
+        assert sizes[1] == 2 * 4 * 4096 * 128_256 and sizes[2] == sizes[0] + sizes[1]
+        assert "For a moment: in the loss, the gradients of its log-probabilities" in out
+        assert lines[-1] == "Fits h100-sxm (79.65 GiB): 15.58 GiB left."
+
+    def test_says_that_selective_recomputation_has_nothing_to_do(self, capsys: Any) -> None:
+        ask = ["memory", "--model", "llama-3-8b", "--recompute"]
+        sentence = "Note: recompute selective has no effect with flash attention"
+        assert main([*ask, "selective"]) == 0
+        out = capsys.readouterr().out
+        assert sentence in out and "flash attention, fused kernels" in out.splitlines()[0]
+        for others in (["full"], ["selective", "--attention", "unfused", "--kernels", "eager"]):
+            assert main([*ask, *others]) == 0
+            out = capsys.readouterr().out
+            assert sentence not in out
+        assert "unfused attention, eager kernels" in out.splitlines()[0]
+        assert main([*ask, "selective", "--json"]) == 0
+        (note,) = json.loads(capsys.readouterr().out)["notes"]
+        assert note.startswith("recompute selective has no effect")
 
     def test_says_which_stage_it_speaks_of_and_what_zero_3_gathers(self, capsys: Any) -> None:
         arguments = ["--pp", "4", "--dp", "2", "--zero", "3"]
@@ -118,7 +146,7 @@ class TestText:
         out = capsys.readouterr().out
         assert "pipeline stage 0 of 0 to 3 (needs most), 4 micro-batches kept" in out
         assert f"ZeRO-3 gathers up to {2 * HEAD / GIB:.4f} GiB" in out
-        assert "Note: zero_stage=3 with pp" in out
+        assert "Note: --zero=3 with pp" in out
         assert main(["memory", "--model", "llama-3-8b"]) == 0
         out = capsys.readouterr().out
         assert "the only pipeline stage" in out and "gathers" not in out and "Note" not in out
@@ -129,23 +157,23 @@ class TestExitStatus:
         arguments = ["memory", "--model", "llama-3-8b", "--gpu", "H100"]
         assert main(arguments) == 1
         last = capsys.readouterr().out.splitlines()[-1]
-        assert last == "Does not fit h100-sxm (79.65 GiB): 59.03 GiB missing."
+        assert last == "Does not fit h100-sxm (79.65 GiB): 62.95 GiB missing."
         assert main([*arguments, "--json"]) == 1
         gpu = json.loads(capsys.readouterr().out)["gpu"]
         assert (gpu["name"], gpu["fits"]) == ("h100-sxm", False)
-        assert gpu["left_bytes"] == gpu["memory_bytes"] - 148_908_343_296 < 0
+        assert gpu["left_bytes"] == gpu["memory_bytes"] - 148_908_343_296 - 8 * 4096 * 128_256
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--tp", "64"], "num_heads is 32 and tp 64"),
+            (["--tp", "64"], "tp is 64 and must divide num_heads, 32"),
             (["--tp", "0"], "tp is 0"),
             (["--dp", "-1"], "dp is -1"),
             (["--ep", "2"], "ep"),
-            (["--seq", "0"], "seq_len is 0"),
-            (["--microbatch", "0"], "microbatch_size is 0"),
+            (["--seq", "0"], "--seq is 0"),
+            (["--microbatch", "0"], "--microbatch is 0"),
             (["--pp", "33"], "num_layers is 32"),
-            (["--virtual-stages", "2"], "virtual_stages"),
+            (["--virtual-stages", "2"], "--virtual-stages is 2"),
             (["--gpu", "h900"], "no GPU is called 'h900'"),
             (["--model", "llama-3-9b"], "llama-3-8b"),
             (["--model", "nowhere/config.json"], "nowhere/config.json"),
@@ -211,9 +239,10 @@ def test_json_has_the_keys_that_programs_read(capsys: Any) -> None:
     found = ask(capsys, "--dp", "2", "--gpu", "b200")
     assert set(found) >= {
         *("model", "seq_len", "microbatch_size", "precision", "recompute", "attention"),
+        "kernels",
         *("layout", "rank", "gpu", "not_counted", "notes"),
     }
-    assert found["model"] == {"name": "llama-3-8b", "num_params": LLAMA}
+    assert found["model"] == {"name": "llama-3-8b", "num_params": LLAMA, "ignored_fields": []}
     assert (found["layout"]["dp"], found["layout"]["world_size"]) == (2, 2)
     names = ("params", "grads", "optimizer_states", "activations")
     assert all(

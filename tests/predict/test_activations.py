@@ -257,7 +257,7 @@ def test_outside_the_layers_as_in_section_4_3_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(seq_len=0), "seq_len is 0; expected a whole number"),
+        (dict(seq_len=0), "seq_len is 0: expected a whole number"),
         (dict(seq_len=8, microbatch_size=1.5), "microbatch_size is 1.5"),
         (dict(seq_len=8, element_bytes=0), "element_bytes is 0"),
         (dict(seq_len=8, attention="paged"), "attention is 'paged'; expected \"flash\""),

@@ -123,6 +123,8 @@ def test_the_memory_profile_is_llama_1b_in_fp32() -> None:
         (("tp_memory", "TP=1", 4096), "no chart is called 'tp_memory'; expected one of memusage"),
         (("tp_memoryusage", "EP=2", 4096), "panel is 'EP=2'; expected degrees such as"),
         (("memory_recomputation", "7B", 4096), "panel is '7B'; expected one of 1B, 3B"),
+        (("tp_memoryusage", "TP=2 TP=4", 4096), "expected each degree once, found tp twice"),
+        (("tp_memoryusage", "TP=2+SP+SP", 4096), "found sequence_parallel twice"),
     ],
 )
 def test_unknown_charts_and_panels(arguments: tuple[str, str, int], message: str) -> None:

@@ -117,6 +117,23 @@ def test_the_presets_run_and_llama_3_8b_is_another_model() -> None:
     assert widget_memory(**presets["Llama 3 8B"])["params"] / 2 == pytest.approx(6.57e9, rel=1e-2)
 
 
+@pytest.mark.parametrize("name", [*sorted(set(SIZES) - {"mlp"}), "microbatch_size", "tp", "dp"])
+def test_inputs_are_whole_numbers(name: str) -> None:
+    for value in (0, -1, 2.0, "8", None, True):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}: expected a whole number"):
+            widget(**{name: value})
+
+
+def test_switches_are_switches() -> None:
+    for name in ("mixed", "sequence_parallel"):
+        with pytest.raises(ValueError, match=f"{name} is 1: expected True or False"):
+            widget(**{name: 1})
+    with pytest.raises(ValueError, match="zero_stage is 4: expected 0, 1, 2 or 3"):
+        widget(zero_stage=4)
+    with pytest.raises(ValueError, match="optimizer_multiplier is -8"):
+        widget(optimizer_multiplier=-8)
+
+
 def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="found mlp='geglu', recompute='none'; expected"):
         widget(mlp="geglu")

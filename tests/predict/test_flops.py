@@ -283,7 +283,7 @@ def test_utilisation() -> None:
         (lambda s: forward_flops(s, 8, 1.5), "batch_size is 1.5"),
         (
             lambda s: recompute_flops(s, 8, recompute="some"),
-            "recompute is 'some': expected \"none\"",
+            "recompute is 'some': expected one of none",
         ),
         (lambda s: backward_flops(s, 8, attention="fast"), "attention is 'fast': expected"),
         (
@@ -297,3 +297,12 @@ def test_utilisation() -> None:
 def test_bad_arguments(call: Callable[[ModelShape], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(preset("course-tiny"))
+
+
+def test_short_formulas_take_counts() -> None:
+    assert six_n(8e9, 10) == 480e9  # type: ignore[arg-type]
+    for bad in (-5, float("nan"), "5", True, None):
+        with pytest.raises(ValueError, match=f"num_params is {bad!r}: expected a count"):
+            six_n(bad, 3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"seq_len is {bad!r}: expected a count"):
+            book_flops(1, 2, 3, bad, 5)  # type: ignore[arg-type]

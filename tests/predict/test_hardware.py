@@ -21,6 +21,50 @@ def test_an_h100_in_every_unit() -> None:
     assert h100.link_bytes_per_s == 450e9  # "900 GB/s" both ways
 
 
+# GiB as printed, MiB that the driver reports; T/s in BF16 and FP8; GB/s of memory and of NVLink.
+TABLE = {
+    "v100-32gb": (32, None, None, None, 900, 150),
+    "t4": (16, 15_360, None, None, 320, None),
+    "a100-40gb": (40, 40_960, 312, None, 1555, 300),
+    "a100-80gb": (80, 81_920, 312, None, 2039, 300),
+    "h100-sxm": (80, 81_559, 989.4, 1978.9, 3350, 450),
+    "h100-nvl": (94, None, 835.5, 1670.5, 3900, 300),
+    "h100-pcie": (80, None, 756, 1513, 2000, 300),
+    "h800-sxm": (80, None, 989.4, 1978.9, 3350, 200),
+    "h200": (141, 143_771, 989.4, 1978.9, 4800, 450),
+    "b200": (180, None, 2250, 4500, 8000, 900),
+    "gb200": (186, None, 2500, 5000, 8000, 900),
+    "mi300x": (192, None, 1307.4, 2614.9, 5300, 448),
+    "mi325x": (256, None, 1307.4, 2614.9, 6000, 448),
+    "l4": (24, 23_034, 121, 242, 300, None),
+    "l40s": (48, 46_068, 362, 733, 864, None),
+    "rtx-3090": (24, None, 71, None, 936, 56.25),
+    "rtx-4090": (24, None, 165.2, 330.3, 1008, None),
+}
+
+
+def times(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit
+
+
+def test_every_number_of_every_gpu() -> None:
+    assert list(GPUS) == list(TABLE)
+    for name, (gib, mib, bf16, fp8, memory, link) in TABLE.items():
+        row = GPUS[name]
+        assert row.memory_bytes == gib * GIB, name
+        assert row.reported_bytes == times(mib, 2**20), name
+        assert row.usable_bytes == (gib * GIB if mib is None else mib * 2**20), name
+        assert row.bf16_flops_per_s == times(bf16, 1e12), name
+        assert row.fp8_flops_per_s == times(fp8, 1e12), name
+        assert row.memory_bytes_per_s == times(memory, 1e9), name
+        assert row.link_bytes_per_s == times(link, 1e9), name
+
+
+def test_a_name_is_text() -> None:
+    with pytest.raises(TypeError, match="the name of a GPU is None, a NoneType: expected str"):
+        gpu(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_rows_are_plausible_and_have_a_source(name: str) -> None:
     row = GPUS[name]

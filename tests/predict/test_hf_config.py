@@ -91,6 +91,13 @@ def test_fields_of_one_type() -> None:
     full = read_config(without("deepseek-v3", q_lora_rank=None))[0]
     assert full.mla is not None
     assert full.mla.q_rank is None
+    for field in ("first_k_dense_replace", "n_shared_experts", "q_lora_rank"):
+        absent = read_config(without("deepseek-v3", field))[0]
+        assert absent == preset("deepseek-v3"), field  # the class's defaults are V3's own
+    whole = read_config(without("deepseek-v3", n_shared_experts=0))[0]
+    assert whole.moe is not None and whole.moe.shared_ff_dim == 0
+    named = without("deepseek-v3", qk_head_dim=192, is_encoder_decoder=False, pruned_heads={})
+    assert read_config(named)[0] == preset("deepseek-v3")
     greedy = read_config(without("deepseek-v3", topk_method="greedy"))[0]
     assert greedy.num_params == preset("deepseek-v3").num_params - 58 * 256
 
@@ -150,6 +157,9 @@ def test_what_may_change_the_cost_is_named() -> None:
         (without("deepseek-v3", topk_method="best"), "topk_method is 'best'"),
         (without("deepseek-v3", first_k_dense_replace=62), "first_k_dense_replace is 62: .* to 61"),
         (without("deepseek-v3", "kv_lora_rank"), "kv_lora_rank is missing"),
+        (without("deepseek-v3", qk_head_dim=128), r"qk_head_dim is 128: expected .* = 192"),
+        (without("gpt2", is_encoder_decoder=True), "is_encoder_decoder is true: expected false"),
+        (without("gpt2", pruned_heads={"1": [0, 2]}), r"pruned_heads is \{'1': .*expected none"),
     ],
 )
 def test_refusals_name_the_field(config: dict[str, Any], message: str) -> None:

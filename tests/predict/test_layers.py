@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from playbook_utils.predict.layers import LatentAttention, Linear, MoEShape, mlp_linears
@@ -55,3 +57,9 @@ def test_bad_experts(sizes: tuple[int, ...], message: str) -> None:
 def test_bad_latent_attention(sizes: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LatentAttention(*sizes)
+
+
+@pytest.mark.parametrize("bias", ["yes", 1, None])
+def test_a_switch_is_true_or_false(bias: Any) -> None:
+    with pytest.raises(ValueError, match=f"moe.router_bias is {bias!r}: expected True or False"):
+        MoEShape(4, 2, 8, router_bias=bias)

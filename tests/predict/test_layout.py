@@ -35,9 +35,9 @@ def test_microbatches_fill_the_pipeline_unless_given() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dp": 0}, "dp is 0; expected a whole number of at least 1"),
-        ({"tp": 2.0}, "tp is 2.0; expected a whole number"),
-        ({"pp": True}, "pp is True; expected a whole number"),
+        ({"dp": 0}, "dp is 0: expected a whole number of at least 1"),
+        ({"tp": 2.0}, "tp is 2.0: expected a whole number"),
+        ({"pp": True}, "pp is True: expected a whole number"),
         ({"num_microbatches": 0}, "num_microbatches is 0"),
         ({"zero_stage": 4}, "zero_stage is 4; expected 0, 1, 2 or 3"),
         ({"zero_stage": True}, "zero_stage is True"),
@@ -49,6 +49,10 @@ def test_microbatches_fill_the_pipeline_unless_given() -> None:
             "num_microbatches is 6 and pp 4: .* use a multiple",
         ),
         ({"dp": 4, "ep": 3}, "ep is 3 and dp x cp is 4 x 1 = 4"),
+        (dict(pp=2, layers_per_chunk=(3,)), "has 1 numbers: expected .* = 2 x 1 chunks"),
+        (dict(pp=2, layers_per_chunk=(3, 0)), r"layers_per_chunk is \(3, 0\): expected a tuple"),
+        (dict(pp=2, layers_per_chunk=[3, 2]), r"layers_per_chunk is \[3, 2\]: expected a tuple"),
+        (dict(pp=2, layers_per_chunk=(True, 2)), r"layers_per_chunk is \(True, 2\)"),
     ],
 )
 def test_fields_that_do_not_fit_together(fields: dict[str, Any], message: str) -> None:
@@ -64,7 +68,7 @@ def test_a_flag_is_not_a_number() -> None:
 @pytest.mark.parametrize(
     ("fields", "changes", "message"),
     [
-        ({"tp": 5}, {}, "num_heads is 32 and tp 5"),
+        ({"tp": 5}, {}, "tp is 5 and must divide num_heads, 32: each rank holds the same"),
         ({"tp": 4}, {"num_heads": 24, "num_kv_heads": 6, "dim": 3072}, "num_kv_heads is 6 and tp"),
         ({"tp": 4}, {"ff_dim": 1001}, "ff_dim is 1001 and tp 4"),
         ({"pp": 33}, {}, "num_layers is 32 and pp 33: each stage needs a layer"),
@@ -74,7 +78,8 @@ def test_a_flag_is_not_a_number() -> None:
             "num_layers is 32 and pp 4 x virtual_stages 9",
         ),
         ({"dp": 2, "ep": 2}, {}, "ep is 2, but the model has no experts"),
-        ({"cp": 3}, {}, "seq_len is 4096 and cp 3"),
+        ({"cp": 3}, {}, "cp is 3 and must divide seq_len, 4096: each rank holds the same"),
+        (dict(pp=2, layers_per_chunk=(16, 15)), {}, "adds up to 31: expected num_layers=32"),
     ],
 )
 def test_models_that_a_layout_cannot_hold(
@@ -116,10 +121,20 @@ def test_notes_say_what_one_might_not_expect() -> None:
     assert "for every micro-batch" in notes(dp=2, pp=2, zero_stage=3)
     assert "reduced again for every micro-batch" in notes(dp=2, pp=2, zero_stage=2)
     assert "the first stages hold one more" in notes(pp=5)
+    assert "hold one more" not in notes(pp=5, layers_per_chunk=(7, 7, 6, 6, 6))
+    assert "gathered again in the backward pass; DTensor keeps it" in notes(
+        tp=2, sequence_parallel=True
+    )
     assert "the first and by the last stage" in notes(pp=2)
     assert "never fills" in notes(pp=4, num_microbatches=3)
     assert "zigzag" in notes(seq_len=4100, cp=4)
     assert "zigzag" not in notes(seq_len=4096, cp=4)
+
+
+@pytest.mark.parametrize("seq_len", ["4096", 0, True, 4096.0])
+def test_a_sequence_length_is_a_whole_number(seq_len: Any) -> None:
+    with pytest.raises(ValueError, match=f"seq_len is {seq_len!r}: expected a whole number"):
+        ParallelLayout().check(LLAMA, seq_len)
 
 
 def test_changes_are_checked_again() -> None:

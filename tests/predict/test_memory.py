@@ -189,7 +189,7 @@ def test_each_stage_by_hand() -> None:
         for found, count, each in zip(estimates, kept, per_microbatch, strict=True):
             assert found.activations_bytes == count * each
             assert found.num_params == sum(params_on_rank(shape, layout, found.stage).values())
-        heaviest = max(estimates, key=lambda found: found.total_bytes)
+        heaviest = max(estimates, key=lambda found: found.peak_bytes)
         assert predict_memory(shape, seq_len=11, layout=layout) == heaviest
     assert "head" in estimates[2].parts["params"]  # the tied matrix again
     assert "head" not in predict_memory(shape, seq_len=11).parts["params"]
@@ -252,7 +252,7 @@ def test_no_stage_needs_more_than_the_one_that_is_named(name: str, fields: dict[
         for stage in range(layout.pp)
     ]
     found = predict_memory(shape, seq_len=4096, layout=layout)
-    assert found == max(every, key=lambda estimate: estimate.total_bytes)
+    assert found == max(every, key=lambda estimate: estimate.peak_bytes)
     if fields.get("ep"):
         assert found.stage == 1  # the first has the dense layers
 
@@ -262,7 +262,7 @@ def test_the_heaviest_stage_may_lie_in_the_middle() -> None:
     shape = preset("mixtral-8x7b").with_changes(moe=moe, vocab_size=8)
     layout = ParallelLayout(pp=8)
     every = [
-        predict_memory(shape, seq_len=512, layout=layout, stage=stage).total_bytes
+        predict_memory(shape, seq_len=512, layout=layout, stage=stage).peak_bytes
         for stage in range(8)
     ]
     found = predict_memory(shape, seq_len=512, layout=layout)
@@ -294,7 +294,7 @@ def test_fits_reads_the_memory_that_the_driver_reports() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(seq_len=4096, layout=ParallelLayout(tp=5)), "num_heads is 32 and tp 5"),
+        (dict(seq_len=4096, layout=ParallelLayout(tp=5)), "tp is 5 and must divide num_heads, 32"),
         (dict(seq_len=4096, stage=1), "stage is 1; expected one of 0 to pp - 1 = 0"),
         (dict(seq_len=4096, precision="int4"), "precision is 'int4'"),
         (dict(seq_len=4096, recompute="half"), "recompute is 'half'"),

@@ -10,7 +10,7 @@ import torch
 from playbook_utils.model import Decoder, DecoderConfig, num_params
 from playbook_utils.predict import flops, hardware, layers, presets, shapes
 from playbook_utils.predict.hf_config import read_config
-from playbook_utils.predict.presets import ALIASES, PRESETS, preset
+from playbook_utils.predict.presets import ALIASES, PRESETS, gpt_style, preset
 from playbook_utils.predict.shapes import ModelShape
 from tests.predict.configs import CONFIGS, NUM_PARAMS
 
@@ -88,3 +88,15 @@ def test_unknown_names_list_the_near_ones() -> None:
 def test_examples_in_docstrings(module: object) -> None:
     found = doctest.testmod(module)  # type: ignore[arg-type]
     assert (found.failed, found.attempted > 0) == (0, True)
+
+
+def test_a_name_is_text() -> None:
+    with pytest.raises(TypeError, match="the name of a preset is None, a NoneType: expected str"):
+        preset(None)  # type: ignore[arg-type]
+
+
+def test_gpt_style_is_the_block_of_gpt_2() -> None:
+    sizes = dict(dim=768, num_layers=12, num_heads=12, max_seq_len=1024, vocab_size=50257)
+    assert gpt_style(**sizes) == gpt_style(**sizes, ff_dim=3072) == preset("gpt2")
+    relu = gpt_style(**sizes, ff_dim=100, mlp="relu")
+    assert (relu.ff_dim, relu.mlp) == (100, "relu")

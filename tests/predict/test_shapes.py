@@ -248,3 +248,9 @@ def test_a_layer_that_is_not_there(index: int) -> None:
         moe.layer_params(index)
     with pytest.raises(IndexError):
         TINY.layer_params(index)
+
+
+@pytest.mark.parametrize(("part", "kind"), [("moe", "MoEShape"), ("mla", "LatentAttention")])
+def test_parts_are_of_their_type(part: str, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"{part} is {{}}, a dict: expected {kind}"):
+        preset("llama-3-8b").with_changes(**{part: {}})

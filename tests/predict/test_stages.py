@@ -106,8 +106,22 @@ def test_every_layer_is_on_one_stage(num_layers: int, pp: int, v: int) -> None:
     assert sizes == sorted(sizes, reverse=True)  # the first ones hold more
 
 
+def test_a_split_of_ones_own() -> None:
+    layout = interleaved(2, 2, 2).with_changes(layers_per_chunk=(1, 2, 3, 1))
+    assert layers_of(7, layout, 0) == (range(0, 1), range(3, 6))
+    assert layers_of(7, layout, 1) == (range(1, 3), range(6, 7))
+
+
 def test_bad_stages_are_refused() -> None:
     with pytest.raises(ValueError, match="stage is 4; expected one of 0 to pp - 1 = 3"):
         layers_of(8, ParallelLayout(pp=4), 4)
+    for stage in (-1, 4, True, "0"):
+        with pytest.raises(ValueError, match="expected one of 0 to pp - 1 = 3"):
+            peak_in_flight(ParallelLayout(pp=4), stage, [1])  # type: ignore[arg-type]
+    for num_layers in (0, "8", 8.0, True):
+        with pytest.raises(ValueError, match=r"num_layers is .*: expected a whole number"):
+            layers_of(num_layers, ParallelLayout(), 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="adds up to 7: expected num_layers=8"):
+        layers_of(8, ParallelLayout(pp=2, layers_per_chunk=(3, 4)), 0)
     with pytest.raises(ValueError, match="found 1 chunk_bytes"):
         peak_in_flight(interleaved(2, 2, 2), 0, [1])
