@@ -12,6 +12,7 @@ Left out: anything worth calling from a lesson; that lives in the package proper
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from playbook_utils.errors import PlaybookError
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_READER_GONE = 141  # what a shell reports of a program that SIGPIPE (13) ended: 128 + 13
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,8 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit status: 0 for success, 1 where what was asked for failed, 2 for bad arguments,
-        130 when interrupted.
+        The exit status: 0 for success, 1 where what was asked for failed, 2 for bad arguments and
+        where the answer cannot be written (a full disk), 130 when interrupted, 141 where nobody
+        reads the answer to its end (`playbook memory ... | head -1`).
     """
     parser = argparse.ArgumentParser(
         prog="playbook",
@@ -44,10 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()  # here, where a failure still has an exit status of its own
     except (ValueError, PlaybookError) as error:
         print(f"playbook {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"playbook {arguments.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return _READER_GONE
+    except OSError as error:
+        print(f"playbook {arguments.command}: {error}", file=sys.stderr)
+        _drop_output()
+        return 2
     return status
+
+
+def _drop_output() -> None:
+    """Send nowhere what cannot be written: Python would fail again on it as it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

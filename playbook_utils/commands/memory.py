@@ -228,7 +228,10 @@ def as_text(answer: Answer) -> str:
     lines += _wrapped(f"Not counted: {NOT_COUNTED}.")
     if estimate.gathered_bytes:
         gathered = gib_text(estimate.gathered_bytes)
-        lines += _wrapped(f"ZeRO-3 gathers up to {gathered} more for a moment, not in the total.")
+        lines += _wrapped(
+            f"ZeRO-3 gathers up to {gathered} for a moment: not in the total, and in the peak only "
+            "if that moment is the worst."
+        )
     for note in _notes(answer):
         lines += _wrapped(f"Note: {_with_flags(note)}.")
     if answer.gpu is not None:

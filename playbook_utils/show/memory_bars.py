@@ -1,5 +1,8 @@
 """A prediction of memory as bars: parameters, gradients, optimizer states, activations, total.
 
+What is there beside the total for a moment only, at the peak, stands at the end of the total's bar,
+hatched (grey in `memory_bars`): whether a GPU holds the rank is a question of the peak.
+
 `explorer_svg` draws one estimate in full, every component split into its parts, fast enough to be
 redrawn while a slider moves. `memory_bars` draws the totals of one or several estimates as a
 `Picture`, for notebooks that are stored.
@@ -20,10 +23,13 @@ from playbook_utils.predict.headroom import usable_bytes, verdict
 from playbook_utils.predict.memory import CATEGORIES, MemoryEstimate
 from playbook_utils.show.plots import stacked_bars
 from playbook_utils.show.style import CATEGORY_COLORS, INK, Picture, text_color_on
-from playbook_utils.show.svg import Svg, text_width, tint
+from playbook_utils.show.svg import HATCHED, Svg, text_width, tint
 from playbook_utils.show.units import bytes_text, bytes_unit
 
-__all__ = ["explorer_svg", "memory_bars"]
+__all__ = ["FOR_A_MOMENT", "explorer_svg", "memory_bars"]
+
+FOR_A_MOMENT = "for a moment"
+"""What `MemoryEstimate.transient_bytes` is called."""
 
 _WIDTH, _LEFT, _RIGHT = 900.0, 160.0, 880.0
 _TOP, _BAR, _LINE = 46.0, 24.0, 15.0
@@ -32,22 +38,21 @@ _FAR = 12.0  # a GPU that holds this many times the total is told of, not drawn
 
 
 def explorer_svg(estimate: MemoryEstimate, gpu: Accelerator | None = None) -> str:
-    """One bar a component, split into parts with a number each, then all stacked in the total.
+    """One bar a component, split into parts with a number each, then all stacked in the total, with
+    what is there for a moment at its end.
 
-    A dashed line is what `gpu` holds; where it is more than twelve times the total, the bars keep
+    A dashed line is what `gpu` holds; where it is more than twelve times the peak, the bars keep
     their scale and the line is told of at the right edge instead.
     """
     rows = [
         (_words(name), _component(estimate, name), _shades(estimate, name)) for name in CATEGORIES
     ]
-    totals = {_words(name): getattr(estimate, f"{name}_bytes") for name in CATEGORIES}
-    rows.append(("total", totals, [CATEGORY_COLORS[name] for name in CATEGORIES]))
+    rows.append(("total", *_whole(estimate)))
     notes = [_notes(parts, colors) for _, parts, colors in rows]
     height = _TOP + sum(_row_height(lines) for lines in notes) + 34
-    total = estimate.total_bytes
     holds = 0 if gpu is None else usable_bytes(gpu)
-    far = holds > _FAR * total
-    reach = max(total, 0 if far else holds, 1)
+    far = holds > _FAR * estimate.peak_bytes
+    reach = max(estimate.peak_bytes, 0 if far else holds, 1)
     svg = Svg(
         width=_WIDTH,
         height=height,
@@ -63,9 +68,12 @@ def explorer_svg(estimate: MemoryEstimate, gpu: Accelerator | None = None) -> st
         _draw_limit(svg, gpu, _RIGHT if far else _LEFT + holds * scale, height - 26, far)
     for y, (name, parts, colors), lines in zip(tops, rows, notes, strict=True):
         svg.text(10, y + 11, name, bold=True)
-        svg.text(10, y + 27, bytes_text(sum(parts.values())), size=13)
+        kept = sum(size for part, size in parts.items() if part != FOR_A_MOMENT)
+        svg.text(10, y + 27, bytes_text(kept), size=13)
         _write_inside(svg, y + 16, parts, colors, scale)
         _draw_notes(svg, y + _BAR + 12, lines)
+    if estimate.transient_bytes:
+        svg.text(10, y + 43, f"peak {bytes_text(estimate.peak_bytes)}", size=13)
     return svg.as_text()
 
 
@@ -75,6 +83,15 @@ def _words(name: str) -> str:
 
 def _component(estimate: MemoryEstimate, name: str) -> dict[str, int]:
     return {_words(part): size for part, size in estimate.parts[name].items() if size}
+
+
+def _whole(estimate: MemoryEstimate) -> tuple[dict[str, int], list[str]]:
+    """The total's parts and what is there for a moment; their fills."""
+    parts = {_words(name): getattr(estimate, f"{name}_bytes") for name in CATEGORIES}
+    fills = [CATEGORY_COLORS[name] for name in CATEGORIES]
+    if estimate.transient_bytes:
+        return parts | {FOR_A_MOMENT: estimate.transient_bytes}, [*fills, HATCHED]
+    return parts, fills
 
 
 def _shades(estimate: MemoryEstimate, name: str) -> list[str]:
@@ -127,8 +144,9 @@ def _write_inside(
     for (part, size), color in zip(parts.items(), colors, strict=True):
         width = size * scale
         if text_width(part, _SMALL) + 10 < width:
-            middle, ink = left + width / 2, text_color_on(color)
-            svg.text(middle, y, part, size=_SMALL, anchor="middle", color=ink, halo=color)
+            under = "white" if color == HATCHED else color
+            middle, ink = left + width / 2, text_color_on(under)
+            svg.text(middle, y, part, size=_SMALL, anchor="middle", color=ink, halo=under)
         left += width
 
 
@@ -168,7 +186,10 @@ def _in_words(estimate: MemoryEstimate, gpu: Accelerator | None) -> str:
     parts = [
         f"{_words(name)} {bytes_text(getattr(estimate, f'{name}_bytes'))}" for name in CATEGORIES
     ]
-    words = f"{', '.join(parts)}; total {bytes_text(estimate.total_bytes)}."
+    words = f"{', '.join(parts)}; total {bytes_text(estimate.total_bytes)}"
+    if estimate.transient_bytes:
+        words += f", at the peak {bytes_text(estimate.peak_bytes)}"
+    words += "."
     if gpu is None:
         return words
     return f"{words} It {verdict(estimate, gpu)}."
@@ -187,7 +208,10 @@ def memory_bars(
     """
     named = estimates if isinstance(estimates, Mapping) else {"one rank": estimates}
     rows = {
-        label: {name: getattr(estimate, f"{name}_bytes") for name in CATEGORIES}
+        label: {
+            **{name: getattr(estimate, f"{name}_bytes") for name in CATEGORIES},
+            **({FOR_A_MOMENT: estimate.transient_bytes} if estimate.transient_bytes else {}),
+        }
         for label, estimate in named.items()
     }
     limit = find_gpu(gpu) if isinstance(gpu, str) else gpu

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from playbook_utils.predict.hardware import gpu as find_gpu
 from playbook_utils.predict.hf_config import load_shape, read_config
+from playbook_utils.predict.precision import recipe
 from playbook_utils.predict.presets import PRESETS, preset
 from playbook_utils.predict.shapes import ModelShape
 from playbook_utils.show.memory_bars import memory_bars
@@ -30,11 +33,13 @@ from playbook_utils.show.memory_settings import (
     SHAPE_FIELDS,
     MemorySettings,
     explore_memory,
+    largest_seq_len,
     shape_values,
 )
 
 __all__ = ["MemoryExplorer", "memory_explorer"]
 
+_ALERT = 'role="alert"'
 _LAYOUT_FIELDS = (
     *("dp", "tp", "cp", "pp", "ep", "zero_stage", "sequence_parallel"),
     *("schedule", "virtual_stages", "num_microbatches"),
@@ -50,7 +55,8 @@ def memory_explorer(
         model: Name of a preset, path of a `config.json`, or a shape.
         gpu: Name of the GPU whose memory is drawn; None for no line.
         settings: Where the other controls start, as in `MemorySettings`: seq_len=8192,
-            recompute="full", layout={"tp": 8}.
+            recompute="full", layout={"tp": 8}. The sequence is 4,096 tokens unless given, or as
+            many as a model with learned positions has.
 
     Without ipywidgets the starting point is shown as a figure, with a note. Raises ValueError for
     an unknown name and where the start is impossible.
@@ -59,6 +65,9 @@ def memory_explorer(
 
     shape = model if isinstance(model, ModelShape) else load_shape(model)
     start = MemorySettings(shape, **settings)
+    longest = largest_seq_len(shape)
+    if longest is not None and "seq_len" not in settings:
+        start = replace(start, seq_len=min(start.seq_len, longest))
     estimate = explore_memory(start)
     if isinstance(estimate, str):
         raise ValueError(f"the explorer cannot start there: {estimate}")
@@ -114,8 +123,9 @@ class MemoryExplorer:
         )
 
     def _fill_in(self, start: MemorySettings, gpu: str | None) -> None:
-        plain = ("seq_len", "microbatch_size", "precision", "optimizer_bytes", "recompute")
+        plain = ("seq_len", "microbatch_size", "optimizer_bytes", "recompute")
         values = {name: getattr(start, name) for name in plain}
+        values["precision"] = recipe(start.precision).name
         values["attention"] = start.attention_used()
         layout = start.parallel_layout()
         values |= {name: getattr(layout, name) for name in _LAYOUT_FIELDS}
@@ -154,31 +164,47 @@ class MemoryExplorer:
                 if react is not None:
                     react(change["new"])
                 elif name in (*SHAPE_FIELDS, *MOE_FIELDS):
-                    self.controls["preset"].value = CUSTOM
+                    self._take_field(name, change["new"])
             self._redraw()
 
         return changed
 
+    def _take_field(self, name: str, value: Any) -> None:
+        """The model is none of the presets any more, nor what the file says."""
+        self._set({"preset": CUSTOM, "config_path": ""})
+        if _ALERT in self.note.value:
+            self.note.value = ""
+        if name == "num_heads" and self.base.mla is not None:
+            self._set({"num_kv_heads": value})
+
     def _take_preset(self, name: str) -> None:
         if name != CUSTOM:
-            shape = preset(name)
-            self.note.value = ""
-            self._show_model(shape, {})
-            self._set({"attention": MemorySettings(shape).attention_used()})
+            self._set({"config_path": ""})
+            self._take_shape(preset(name))
 
     def _take_config(self, path: str) -> None:
         if not path.strip():
             self.note.value = ""
             return
         try:
-            shape, ignored = read_config(path.strip())
-        except ValueError as error:
-            self.note.value = f'<span role="alert">Not read: {escape(str(error))}</span>'
+            shape, ignored = read_config(Path(path.strip()).expanduser())
+        except (ValueError, RuntimeError) as error:  # the latter: nobody's home
+            self.note.value = f"<span {_ALERT}>Not read: {escape(str(error))}</span>"
             return
-        self._show_model(shape, {})
-        self._set({"attention": MemorySettings(shape).attention_used(), "preset": CUSTOM})
+        self._set({"preset": CUSTOM})
         unknown = f" Fields not known, left out: {', '.join(ignored)}." if ignored else ""
-        self.note.value = escape(f"Read {path.strip()}.{unknown}")
+        self._take_shape(shape, f"Read {path.strip()}.{unknown}")
+
+    def _take_shape(self, shape: ModelShape, note: str = "") -> None:
+        """Show another model, with the attention it is trained with and no more tokens than it
+        has positions for."""
+        self._show_model(shape, {})
+        self._set({"attention": MemorySettings(shape).attention_used()})
+        longest = largest_seq_len(shape)
+        if longest is not None and self.controls["seq_len"].value > longest:
+            self._set({"seq_len": longest})
+            note += f" Sequence set to {longest:,}: the model has no more positions."
+        self.note.value = escape(note.strip())
 
     def _redraw(self) -> None:
         self.num_redraws += 1

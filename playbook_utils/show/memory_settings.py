@@ -6,7 +6,7 @@ estimate, or the sentence that says why there is none.
 
     settings = MemorySettings(preset("llama-3-8b"), layout={"tp": 8})
     explore_memory(settings).total_bytes
-    explore_memory(replace(settings, layout={"tp": 64}))     # "num_heads is 32 and tp 64: ..."
+    explore_memory(replace(settings, layout={"tp": 64}))     # a sentence: tp must divide num_heads
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from playbook_utils.predict.memory import MemoryEstimate, predict_memory
 from playbook_utils.predict.precision import PrecisionRecipe, recipe
 from playbook_utils.predict.shapes import ModelShape
 
-__all__ = ["MOE_FIELDS", "SHAPE_FIELDS", "MemorySettings", "explore_memory", "shape_values"]
+__all__ = [
+    "MOE_FIELDS", "SHAPE_FIELDS", "MemorySettings", "explore_memory", "largest_seq_len",
+    "shape_values",
+]  # fmt: skip
 
 SHAPE_FIELDS = (
     *("num_layers", "num_heads", "num_kv_heads", "dim", "ff_dim", "vocab_size"),
@@ -51,7 +54,13 @@ class MemorySettings:
     """None: unfused where the model trains with dropout, else flash."""
 
     def shape(self) -> ModelShape:
-        """The base with its changes; ValueError where they do not fit together."""
+        """The base with its changes; ValueError where they do not fit together, and for names
+        that are none of this model's."""
+        known = (*SHAPE_FIELDS, *(MOE_FIELDS if self.base.moe else ()))
+        if unknown := [name for name in self.changes if name not in known]:
+            raise ValueError(
+                f"changes has {', '.join(map(repr, unknown))}: expected names of {', '.join(known)}"
+            )
         sizes = {name: self.changes[name] for name in SHAPE_FIELDS if name in self.changes}
         moe = self.base.moe
         if moe is not None:
@@ -75,6 +84,11 @@ class MemorySettings:
     def recipe(self) -> PrecisionRecipe:
         """The named recipe, with `optimizer_bytes` in place of Adam's moments."""
         return replace(recipe(self.precision), moments_bytes=self.optimizer_bytes)
+
+
+def largest_seq_len(shape: ModelShape) -> int | None:
+    """The longest sequence the model has positions for; None where these are not learned."""
+    return shape.max_seq_len if shape.position == "learned" else None
 
 
 def shape_values(shape: ModelShape) -> dict[str, Any]:

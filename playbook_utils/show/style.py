@@ -178,7 +178,7 @@ def color_of(name: str, position: int = 0) -> str:
     """
     if match := re.fullmatch(r"rank (\d+)", name):
         return rank_color(int(match.group(1)))
-    named = {**KIND_COLORS, **CATEGORY_COLORS}
+    named = {**KIND_COLORS, **CATEGORY_COLORS, "for a moment": CATEGORY_COLORS["other"]}
     return named.get(name) or RANK_COLORS[position % len(RANK_COLORS)]
 
 

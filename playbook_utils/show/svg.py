@@ -7,7 +7,7 @@ same calls give the same text.
 Left out: figures that a notebook stores; those are `Picture` objects.
 
     svg = Svg(width=900, height=60, title="One bar", description="A bar of 3 GiB.")
-    svg.rectangle(0, 10, 300, 20, "#332288")
+    svg.rectangle(0, 10, 300, 20, "#332288")                # or HATCHED
     svg.text(310, 25, "3 GiB")
     svg.as_text()
 """
@@ -24,7 +24,10 @@ from matplotlib.ft2font import FT2Font
 
 from playbook_utils.show.style import INK
 
-__all__ = ["Svg", "text_width", "tint"]
+__all__ = ["HATCHED", "Svg", "text_width", "tint"]
+
+HATCHED = "url(#hatched)"
+"""A fill for `Svg.rectangle` that is no colour: oblique grey lines on white."""
 
 _FONT = "DejaVu Sans, Verdana, sans-serif"
 _FONT_SIZE = 100
@@ -69,6 +72,10 @@ class Svg:
             f'{height:g}" aria-label="{escape(title)}" style="display:block;width:100%;'
             f'max-width:{width:g}px;height:auto" font-family="{_FONT}">',
             f"<title>{escape(title)}</title><desc>{escape(description)}</desc>",
+            f'<defs><pattern id="{HATCHED[5:-1]}" width="6" height="6" '
+            'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+            '<rect width="6" height="6" fill="white"/>'
+            '<rect width="2.5" height="6" fill="#8A8A8A"/></pattern></defs>',
             f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
         ]
 

@@ -41,7 +41,7 @@ def shows(page: Any, estimate: MemoryEstimate) -> None:
     """Wait until the table holds this estimate's bytes."""
     from playwright.sync_api import expect
 
-    for name in ("params", "grads", "optimizer_states", "activations", "total"):
+    for name in ("params", "grads", "optimizer_states", "activations", "total", "peak"):
         cell = page.locator(f"tr[data-name={name}] td").first
         expect(cell).to_have_text(f"{getattr(estimate, f'{name}_bytes'):,}", timeout=30_000)
 
@@ -66,7 +66,7 @@ def test_the_impossible_shows_a_sentence_until_it_is_possible_again(page: Any) -
     press(page, "tensor tp (t)", "End")
     alert = page.locator("[role=alert]")
     alert.wait_for()
-    assert "num_heads is 32 and tp 64" in alert.inner_text()
+    assert 'tp is 64 and must divide "heads a", 32' in alert.inner_text()
     assert page.locator("svg[role=img]").count() == 0
     press(page, "tensor tp (t)", "Home")
     shows(page, predict())
@@ -85,6 +85,25 @@ def test_as_drawn_by_the_browser_no_text_overlaps_or_leaves_the_sheet(page: Any)
         assert apart, f"{a!r} and {b!r} overlap"
     for text, x, _, width, _ in texts:
         assert x >= 0 and x + width <= 900, f"{text!r} is cut off"
+
+
+def test_on_a_small_laptop_the_three_groups_stand_side_by_side(page: Any) -> None:
+    page.set_viewport_size({"width": 1366, "height": 768})
+    page.get_by_text("Training", exact=True).scroll_into_view_if_needed()
+    headings = [
+        page.get_by_text(title, exact=True).bounding_box()
+        for title in ("Model", "Training", "Parallelism")
+    ]
+    assert len({round(box["y"]) for box in headings}) == 1
+    labels = page.locator(".widget-label, .widget-label-basic").evaluate_all(
+        "all => all.filter(label => label.scrollWidth > label.clientWidth)"
+        ".map(label => label.textContent)"
+    )
+    assert labels == [], "labels that are cut off"
+    verdict = page.locator("b", has_text="Does not fit h100-sxm").bounding_box()
+    assert verdict["y"] < page.locator("svg[role=img]").bounding_box()["y"]
+    page.set_viewport_size({"width": 1200, "height": 1500})
+    assert page.errors == []
 
 
 def test_the_differences_from_the_book_unfold(page: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,20 +12,14 @@ from xml.etree import ElementTree
 import pytest
 
 from playbook_utils import show
-from playbook_utils.predict.book_widget import widget_memory, widget_shape
 from playbook_utils.predict.hardware import gpu
-from playbook_utils.predict.headroom import gib_text, usable_bytes, verdict
 from playbook_utils.predict.layout import ParallelLayout
-from playbook_utils.predict.memory import CATEGORIES, predict_memory
+from playbook_utils.predict.memory import predict_memory
 from playbook_utils.predict.precision import recipe
 from playbook_utils.predict.presets import PRESETS, preset
-from playbook_utils.show.memory_bars import explorer_svg
 from playbook_utils.show.memory_explorer import MemoryExplorer
-from playbook_utils.show.memory_report import DIFFERENCES, book_widget, explorer_html
+from playbook_utils.show.memory_report import DIFFERENCES, explorer_html
 from playbook_utils.show.memory_settings import MemorySettings, explore_memory, shape_values
-from playbook_utils.show.svg import text_width
-from playbook_utils.show.units import bytes_text
-from tests.show.drawn import flaws
 
 LLAMA = MemorySettings(preset("llama-3-8b"), attention="flash")
 H100 = gpu("h100-sxm")
@@ -71,7 +64,7 @@ class TestExploreMemory:
     @pytest.mark.parametrize(
         ("base", "settings", "words"),
         [
-            ("llama-3-8b", {"layout": {"tp": 64}}, ["num_heads", "32", "tp 64"]),
+            ("llama-3-8b", {"layout": {"tp": 64}}, ["num_heads, 32", "tp is 64"]),
             ("llama-3-8b", {"layout": {"ep": 2, "dp": 2}}, ["no experts"]),
             ("llama-3-8b", {"layout": {"ep": 2}}, ["ep", "dp x cp"]),
             ("llama-3-8b", {"layout": {"pp": 64}}, ["num_layers", "pp 64"]),
@@ -79,7 +72,9 @@ class TestExploreMemory:
             ("llama-3-8b", {"changes": {"num_heads": 30}}, ["num_heads"]),
             ("llama-3-8b", {"changes": {"num_kv_heads": 5}}, ["num_kv_heads"]),
             ("mixtral-8x7b", {"changes": {"experts_per_token": 9}}, ["experts_per_token", "9"]),
-            ("gpt2", {"seq_len": 2048}, ["2048", "1024", "position"]),
+            ("gpt2", {"seq_len": 2048}, ["2048", "use at most 1,024 tokens"]),
+            ("llama-3-8b", {"changes": {"num_layer": 3, "dim": 1024}}, ["'num_layer'", "dim"]),
+            ("llama-3-8b", {"changes": {"num_experts": 8}}, ["'num_experts'"]),
         ],
     )
     def test_what_is_impossible_gives_one_sentence(
@@ -88,184 +83,6 @@ class TestExploreMemory:
         sentence = explore_memory(MemorySettings(preset(base), **settings))
         assert isinstance(sentence, str) and "\n" not in sentence
         assert [word for word in words if word not in sentence] == []
-
-
-def drawing(settings: MemorySettings, gpu_name: str | None = "h100-sxm") -> ElementTree.Element:
-    estimate = explore_memory(settings)
-    assert not isinstance(estimate, str), estimate
-    return ElementTree.fromstring(explorer_svg(estimate, gpu(gpu_name) if gpu_name else None))
-
-
-def text_boxes(root: ElementTree.Element) -> list[tuple[str, float, float, float, float]]:
-    """(text, left, right, top, bottom) of each."""
-    found = []
-    for text in root.iter(f"{SVG}text"):
-        size, x, y = (float(text.get(name, "")) for name in ("font-size", "x", "y"))
-        assert text.text is not None
-        width = text_width(text.text, size, bold=text.get("font-weight") == "bold")
-        left = x - width * {None: 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
-        found.append((text.text, left, left + width, y - 0.76 * size, y + 0.24 * size))
-    return found
-
-
-CASES = {
-    "llama": LLAMA,
-    "experts": MemorySettings(preset("deepseek-v3"), layout={"dp": 64, "ep": 64, "zero_stage": 3}),
-    "tiny": MemorySettings(preset("course-tiny"), seq_len=128),
-    "gpt": MemorySettings(preset("gpt-3-175b"), seq_len=2048, attention="unfused"),
-    "pipeline": replace(LLAMA, layout={"pp": 4, "tp": 8}, recompute="full"),
-    "long": replace(LLAMA, seq_len=2**20, microbatch_size=64),
-}
-
-
-class TestDrawing:
-    @pytest.mark.parametrize("case", CASES)
-    @pytest.mark.parametrize("limit", ["h100-sxm", "t4", None])
-    def test_no_text_overlaps_another_or_leaves_the_sheet(
-        self, case: str, limit: str | None
-    ) -> None:
-        root = drawing(CASES[case], limit)
-        _, _, width, height = map(float, root.get("viewBox", "").split())
-        boxes = text_boxes(root)
-        for (a, *x), (b, *y) in combinations(boxes, 2):
-            beside = x[1] <= y[0] or y[1] <= x[0]
-            assert beside or x[3] <= y[2] or y[3] <= x[2], f"{a!r} and {b!r} overlap"
-        for text, left, right, top, bottom in boxes:
-            assert left >= 0 and right <= width and top >= 0 and bottom <= height, text
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_every_part_has_its_number(self, case: str) -> None:
-        estimate = explore_memory(CASES[case])
-        assert not isinstance(estimate, str)
-        texts = {text for text, *_ in text_boxes(drawing(CASES[case]))}
-        for name in CATEGORIES:
-            size = getattr(estimate, f"{name}_bytes")
-            assert (
-                bytes_text(size) in texts
-                and f"{name} {bytes_text(size)}".replace("_", " ") in texts
-            )
-            for part, part_size in estimate.parts[name].items():
-                assert f"{part.replace('_', ' ')} {bytes_text(part_size)}" in texts
-        assert bytes_text(estimate.total_bytes) in texts
-
-    def test_lengths_are_in_proportion_and_so_is_the_limit(self) -> None:
-        estimate = explore_memory(LLAMA)
-        assert not isinstance(estimate, str)
-        root = drawing(LLAMA)
-        bars = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
-        (line,) = [one for one in root.iter(f"{SVG}line") if one.get("stroke-dasharray")]
-        ends = [float(bar.get("x", "")) + float(bar.get("width", "")) + 1 for bar in bars]
-        start = min(float(bar.get("x", "")) for bar in bars)
-        limit = float(line.get("x1", "")) - start
-        ratio = usable_bytes(H100) / estimate.total_bytes
-        assert limit / (max(ends) - start) == pytest.approx(ratio, rel=0.003)
-        moments = [bar for bar in bars if bar.findtext(f"{SVG}title", "").startswith("optimizer")]
-        share = estimate.optimizer_states_bytes / estimate.total_bytes
-        width = float(moments[0].get("width", "")) + 1
-        assert width / (max(ends) - start) == pytest.approx(share, rel=0.003)
-
-    def test_a_limit_far_beyond_the_bars_is_told_of_instead_of_drawn(self) -> None:
-        root = drawing(CASES["tiny"])
-        assert not [one for one in root.iter(f"{SVG}line") if one.get("stroke-dasharray")]
-        assert [text for text, *_ in text_boxes(root) if "79.6 GiB, far to the right" in text]
-
-    def test_it_says_in_words_what_it_shows(self) -> None:
-        description = drawing(LLAMA).findtext(f"{SVG}desc", "")
-        assert "optimizer states 89.7 GiB" in description and "does not fit h100-sxm" in description
-
-
-def table(html: str) -> dict[str, list[str]]:
-    """The cells of each row: bytes, GiB, and what the book's widget says."""
-    rows = [row for row in ElementTree.fromstring(html).iter("tr") if row.get("data-name")]
-    return {row.get("data-name", ""): [cell.text or "" for cell in row.iter("td")] for row in rows}
-
-
-class TestReport:
-    def test_has_the_numbers_the_verdict_and_what_is_left_out(self) -> None:
-        settings = replace(LLAMA, layout={"pp": 2, "dp": 4, "zero_stage": 3})
-        html = explorer_html(settings, H100)
-        estimate = explore_memory(settings)
-        assert not isinstance(estimate, str)
-        numbers = table(html)
-        assert list(numbers) == [*CATEGORIES, "total"]
-        for name, (in_bytes, in_gib) in numbers.items():
-            size = getattr(estimate, f"{name}_bytes")
-            assert (in_bytes, in_gib) == (f"{size:,}", f"{size / 2**30:,.2f} GiB")
-        assert f"{verdict(estimate, H100)[1:]}." in html
-        assert "Ranks: 8." in html and f"pipeline stage {estimate.stage} of 0 to 1" in html
-        (kept,) = estimate.microbatches_in_flight
-        assert f"Micro-batches kept at the peak: {kept}." in html
-        assert f"ZeRO-3 gathers up to {gib_text(estimate.gathered_bytes)}" in html
-        assert "Not counted: CUDA context" in html
-        plain = explorer_html(LLAMA, H100)
-        assert "pipeline" not in plain and "ZeRO-3" not in plain and "kept at the peak" not in plain
-
-    @pytest.mark.parametrize("recompute", ["none", "selective"])
-    @pytest.mark.parametrize("mlp", ["gelu", "relu"])
-    @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-    def test_equals_the_books_widget_where_that_is_right(
-        self, recompute: str, mlp: str, precision: str
-    ) -> None:
-        sizes = {"dim": 512, "num_layers": 12, "num_heads": 8, "vocab_size": 30522}
-        shape = widget_shape(**sizes, ff_dim=2048, seq_len=128, mlp=mlp)
-        settings = MemorySettings(
-            shape,
-            layout={"dp": 4, "zero_stage": 2},
-            seq_len=128,
-            microbatch_size=32,
-            precision=precision,
-            recompute=recompute,
-        )
-        estimate = explore_memory(settings)
-        book = book_widget(settings)
-        assert book is not None and not isinstance(estimate, str)
-        for name in (*CATEGORIES, "total"):
-            assert book[name] == getattr(estimate, f"{name}_bytes"), name
-
-    def test_the_books_widget_stands_beside_where_it_has_the_inputs(self) -> None:
-        settings = replace(
-            LLAMA,
-            layout={"tp": 8, "dp": 2, "zero_stage": 1, "sequence_parallel": True},
-            microbatch_size=3,
-            precision="fp32",
-            optimizer_bytes=4,
-            recompute="full",
-        )
-        expected = widget_memory(
-            dim=4096,
-            ff_dim=14336,
-            num_layers=32,
-            num_heads=32,
-            seq_len=4096,
-            vocab_size=128256,
-            microbatch_size=3,
-            optimizer_multiplier=4,
-            tp=8,
-            dp=2,
-            zero_stage=1,
-            mlp="swiglu",
-            mixed=False,
-            sequence_parallel=True,
-            recompute="full",
-        )
-        found = table(explorer_html(settings))
-        for name in CATEGORIES:
-            assert found[name][2] == f"{expected[name] / 2**30:,.2f} GiB"
-        without = [replace(LLAMA, layout={"pp": 2}), replace(LLAMA, layout={"cp": 2})]
-        for settings in [*without, MemorySettings(preset("mixtral-8x7b"))]:
-            html = explorer_html(settings)
-            assert len(table(html)["total"]) == 2 and "The book's widget has no" in html
-        assert "The book's widget has no" not in explorer_html(LLAMA)
-
-    def test_the_impossible_is_a_sentence_and_nothing_else(self) -> None:
-        html = explorer_html(replace(LLAMA, layout={"tp": 64}), H100)
-        assert "num_heads is 32" in html and 'role="alert"' in html
-        assert "<svg" not in html and "<table" not in html
-
-    def test_notes_of_the_layout_are_shown(self) -> None:
-        assert "no effect at tp=1" in explorer_html(
-            replace(LLAMA, layout={"sequence_parallel": True})
-        )
 
 
 @pytest.fixture
@@ -345,17 +162,52 @@ class TestWiring:
         explorer.controls["preset"].value = "gpt2"
         assert explorer.controls["num_experts"].layout.display == "none"
         assert explorer.controls["attention"].value == "unfused"
-        assert "1024 learned positions" in shown(explorer)
-        explorer.controls["seq_len"].value = 1024
+        assert "sequence set to 1,024: the model has no more" in explorer.note.value.lower()
         gpt2 = MemorySettings(preset("gpt2"), seq_len=1024, attention="unfused")
         assert shown(explorer) == explorer_html(gpt2, H100)
+
+    @pytest.mark.parametrize("name", PRESETS)
+    def test_no_preset_is_a_dead_end(self, explorer: MemoryExplorer, name: str) -> None:
+        explorer.controls["preset"].value = name
+        assert "<svg" in shown(explorer)
+        shape = preset(name)
+        longest = min(4096, shape.max_seq_len) if shape.position == "learned" else 4096
+        assert explorer.controls["seq_len"].value == longest
+        assert bool(explorer.note.value) == (longest < 4096)
+        explorer.controls["seq_len"].value = 128
+        explorer.controls["preset"].value = "llama-3-70b"
+        explorer.controls["preset"].value = name
+        assert explorer.controls["seq_len"].value == 128 and explorer.note.value == ""
+
+    def test_experts_spread_over_the_ranks_that_ep_says(self) -> None:
+        mixtral = MemorySettings(preset("mixtral-8x7b"), layout={"dp": 8})
+        explorer = MemoryExplorer(mixtral, "h100-sxm")
+        explorer.controls["ep"].value = 8
+        spread = replace(mixtral, layout={"dp": 8, "ep": 8})
+        assert shown(explorer) == explorer_html(spread, H100)
+        assert shown(explorer) == shown(MemoryExplorer(spread, "h100-sxm"))
+        assert shown(explorer) != explorer_html(mixtral, H100)
+
+    def test_stages_a_rank_count_where_the_schedule_is_interleaved(self) -> None:
+        layout = {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}
+        explorer = MemoryExplorer(replace(LLAMA, layout=layout), "h100-sxm")
+        assert shown(explorer) == explorer_html(replace(LLAMA, layout=layout), H100)
+        explorer.controls["virtual_stages"].value = 4
+        four = replace(LLAMA, layout={**layout, "virtual_stages": 4})
+        assert shown(explorer) == explorer_html(four, H100)
+        assert shown(explorer) != explorer_html(replace(LLAMA, layout=layout), H100)
+
+    def test_the_precision_may_be_written_in_capitals(self) -> None:
+        explorer = MemoryExplorer(replace(LLAMA, precision="BF16-FP32-Grads"), None)
+        assert explorer.controls["precision"].value == "bf16-fp32-grads"
 
     def test_after_the_impossible_all_values_are_there_and_can_be_changed(
         self, explorer: MemoryExplorer
     ) -> None:
         explorer.controls["dp"].value = 4
         explorer.controls["tp"].value = 64
-        assert "num_heads is 32" in shown(explorer) and "<svg" not in shown(explorer)
+        assert 'tp is 64 and must divide "heads a", 32' in shown(explorer)
+        assert "<svg" not in shown(explorer)
         assert (explorer.controls["dp"].value, explorer.controls["tp"].value) == (4, 64)
         explorer.controls["num_heads"].value = 64
         explorer.controls["num_kv_heads"].value = 64
@@ -373,6 +225,7 @@ class TestWiring:
         assert explorer.controls["num_kv_heads"].disabled
         explorer.controls["num_heads"].value = 64
         assert "<svg" in shown(explorer)
+        assert explorer.controls["num_kv_heads"].value == 64
         explorer.controls["preset"].value = "llama-3-8b"
         assert not explorer.controls["num_kv_heads"].disabled
 
@@ -412,6 +265,33 @@ class TestConfigFile:
         assert "brand_new_field" in explorer.note.value and str(path) in explorer.note.value
         explorer.controls["num_layers"].value = 6
         assert explorer.settings().shape().num_layers == 6
+        # The file is no longer what is shown; it can be read again.
+        assert explorer.controls["config_path"].value == ""
+        assert "brand_new_field" in explorer.note.value
+        explorer.controls["config_path"].value = str(path)
+        assert explorer.controls["num_layers"].value == 3
+        explorer.controls["preset"].value = "llama-3-8b"
+        assert explorer.controls["config_path"].value == "" and explorer.note.value == ""
+
+    def test_a_config_of_gpt2_brings_its_attention_and_its_longest_sequence(
+        self, explorer: MemoryExplorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gpt2 = {
+            "model_type": "gpt2",
+            **{"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "vocab_size": 1000},
+            **{"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
+        }
+        (tmp_path / "gpt2.json").write_text(json.dumps(gpt2))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert explorer.controls["attention"].value == "flash"
+        explorer.controls["config_path"].value = "~/gpt2.json"
+        assert explorer.controls["attention"].value == "unfused"
+        assert explorer.controls["seq_len"].value == 512
+        assert "Read ~/gpt2.json. Sequence set to 512" in explorer.note.value
+        shape = explorer.base
+        assert shape.dropout and shape.position == "learned"
+        settings = MemorySettings(shape, seq_len=512, attention="unfused")
+        assert shown(explorer) == explorer_html(settings, H100)
 
     @pytest.mark.parametrize(
         "text",
@@ -429,7 +309,15 @@ class TestConfigFile:
         assert shown(explorer) == before
         assert explorer.controls["preset"].value == "llama-3-8b"
         explorer.controls["preset"].value = "llama-3-70b"
-        assert explorer.note.value == ""
+        assert explorer.note.value == "" and explorer.controls["config_path"].value == ""
+        explorer.controls["config_path"].value = str(path)
+        assert "Not read:" in explorer.note.value
+        explorer.controls["dim"].value = 4096
+        assert explorer.note.value == "" and explorer.controls["config_path"].value == ""
+
+    def test_a_home_that_nobody_has_is_told_of(self, explorer: MemoryExplorer) -> None:
+        explorer.controls["config_path"].value = "~nobody-of-that-name/config.json"
+        assert "Not read:" in explorer.note.value
 
 
 class TestShow:
@@ -443,10 +331,23 @@ class TestShow:
         assert result == explorer_html(start, gpu("h200"))
 
     def test_an_impossible_start_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="num_heads is 32"):
+        with pytest.raises(ValueError, match="num_heads"):
             show.memory_explorer(layout={"tp": 64})
         with pytest.raises(ValueError, match="llama-3-8b"):
             show.memory_explorer("llama-3-8")
+        with pytest.raises(ValueError, match=r"'nope'.*expected names of num_layers"):
+            show.memory_explorer(changes={"nope": 1})
+
+    def test_gpt2_starts_with_as_many_tokens_as_it_has_positions(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made: list[Any] = []
+        monkeypatch.setattr("IPython.display.display", made.append)
+        show.memory_explorer("gpt2")
+        start = MemorySettings(preset("gpt2"), seq_len=1024)
+        assert made[0].children[2].value == explorer_html(start, gpu("h100-sxm"))
+        with pytest.raises(ValueError, match="position"):
+            show.memory_explorer("gpt2", seq_len=2048)
 
     def test_without_ipywidgets_the_start_is_drawn(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -458,28 +359,3 @@ class TestShow:
         assert "pip install ipywidgets" in capsys.readouterr().out
         (picture,) = made
         assert "does not fit h100-sxm" in repr(picture)
-
-    def test_memory_bars_says_its_numbers_in_words_and_draws_them(self) -> None:
-        shape = preset("llama-3-8b")
-        estimates = {
-            mode: predict_memory(shape, seq_len=16384, recompute=mode) for mode in ("none", "full")
-        }
-        picture = show.memory_bars(estimates, gpu="h100", title="Llama 3 8B")
-        assert flaws(picture) == []
-        assert repr(picture).startswith("Llama 3 8B. none: params 15 GiB, grads 15 GiB, ")
-        (axes,) = picture.figure.axes
-        unit = 2**30
-        widths = [patch.get_width() * unit for patch in axes.patches]
-        expected = [
-            getattr(estimate, f"{name}_bytes")
-            for estimate in estimates.values()
-            for name in CATEGORIES
-        ]
-        assert widths == pytest.approx(expected)
-
-    def test_memory_bars_of_one_estimate_without_a_gpu(self) -> None:
-        estimate = predict_memory(preset("gpt2"), seq_len=128)
-        picture = show.memory_bars(estimate)
-        assert flaws(picture) == [] and "fit" not in repr(picture)
-        with pytest.raises(ValueError, match="no GPU is called"):
-            show.memory_bars(estimate, gpu="h900")

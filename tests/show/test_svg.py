@@ -8,7 +8,7 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from playbook_utils.show.svg import Svg, text_width, tint
+from playbook_utils.show.svg import HATCHED, Svg, text_width, tint
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -44,3 +44,13 @@ def test_tints_go_from_the_colour_to_white() -> None:
     assert tint("#332288", 0) == "#332288"
     assert tint("#332288", 1) == "#ffffff"
     assert tint("#000000", 0.5) in ("#7f7f7f", "#808080")
+
+
+def test_a_hatched_rectangle_is_filled_with_a_pattern_that_is_there() -> None:
+    svg = Svg(width=100, height=50, title="", description="")
+    svg.rectangle(1, 2, 3, 4, HATCHED)
+    root = ElementTree.fromstring(svg.as_text())
+    bar = root.findall(f"{SVG}rect")[-1]
+    (pattern,) = root.iter(f"{SVG}pattern")
+    assert bar.get("fill") == f"url(#{pattern.get('id')})"
+    assert [rect.get("fill") for rect in pattern] == ["white", "#8A8A8A"]
