@@ -1,0 +1,158 @@
+"""The answer of `playbook memory`: what was asked and predicted, as text or as JSON.
+
+    print(as_text(Answer(shape, layout, seq_len=4096, ..., estimate=estimate)))
+
+Left out: reading the arguments (`playbook_utils.commands.memory`).
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from playbook_utils.predict.estimate import CATEGORIES, MOMENTS, MemoryEstimate
+from playbook_utils.predict.hardware import Accelerator
+from playbook_utils.predict.headroom import NOT_COUNTED, gib_text, headroom_bytes, verdict
+from playbook_utils.predict.layout import ParallelLayout
+from playbook_utils.predict.precision import recipe
+from playbook_utils.predict.shapes import ModelShape
+
+__all__ = ["Answer", "as_json", "as_text", "with_flags"]
+
+_WIDTH = 96
+_FLAGS = {
+    "seq_len": "--seq",
+    "microbatch_size": "--microbatch",
+    "num_microbatches": "--microbatches",
+    "virtual_stages": "--virtual-stages",
+    "zero_stage": "--zero",
+    "sequence_parallel": "--sp",
+}
+"""Fields that have another name here (dp, tp, ... do not)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked, and the estimate; printed by `as_text` or `as_json`."""
+
+    shape: ModelShape
+    layout: ParallelLayout
+    seq_len: int
+    microbatch_size: int
+    precision: str
+    recompute: str
+    attention: str
+    kernels: str
+    estimate: MemoryEstimate
+    gpu: Accelerator | None = None
+    ignored_fields: tuple[str, ...] = ()
+
+
+def with_flags(sentence: str) -> str:
+    """The sentence with fields' names replaced by the command's options."""
+    for name, flag in _FLAGS.items():
+        sentence = re.sub(rf"\b{name}\b", flag, sentence)
+    return sentence
+
+
+def as_text(answer: Answer) -> str:
+    """What was asked, a table of one rank's memory, what it leaves out, and whether it fits."""
+    shape, layout, estimate = answer.shape, answer.layout, answer.estimate
+    degrees = ", ".join(
+        f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "cp", "pp", "ep")
+    )
+    lines = [
+        f"{shape.name or 'model'}: {shape.num_params:,} parameters, {answer.microbatch_size} x "
+        f"{answer.seq_len:,} tokens, {answer.precision}, recompute {answer.recompute}, "
+        f"{answer.attention} attention, {answer.kernels} kernels",
+        f"{_count(layout.world_size, 'rank')}: {degrees}, ZeRO {layout.zero_stage}"
+        + (", sequence parallel" if layout.sequence_parallel else ""),
+        f"per rank, {_rank_params(answer)}, {_stage(answer)}:",
+        "",
+    ]
+    sizes = {name: getattr(estimate, f"{name}_bytes") for name in (*CATEGORIES, "total")}
+    sizes |= {"for a moment": estimate.transient_bytes, "peak": estimate.peak_bytes}
+    lines += [
+        f"{name.replace('_', ' '):<16}  {size:>22,} bytes  {gib_text(size):>16}"
+        for name, size in sizes.items()
+    ]
+    lines.append("")
+    if estimate.transient_bytes:
+        lines += _wrapped(f"For a moment: {MOMENTS[estimate.moment]}.")
+    lines += _wrapped(f"Not counted: {NOT_COUNTED}.")
+    if estimate.gathered_bytes:
+        gathered = gib_text(estimate.gathered_bytes)
+        lines += _wrapped(
+            f"ZeRO-3 gathers up to {gathered} for a moment: not in the total, and in the peak only "
+            "if that moment is the worst."
+        )
+    for note in _notes(answer):
+        lines += _wrapped(f"Note: {with_flags(note)}.")
+    if answer.gpu is not None:
+        sentence = verdict(estimate, answer.gpu)
+        lines.append(f"{sentence[0].upper()}{sentence[1:]}.")
+    return "\n".join(lines)
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """The same for programs; sizes in bytes. Keys are only ever added."""
+    layout, estimate, accelerator = answer.layout, answer.estimate, answer.gpu
+    asked = ("seq_len", "microbatch_size", "precision", "recompute", "attention", "kernels")
+    found: dict[str, Any] = {
+        "model": {
+            "name": answer.shape.name,
+            "num_params": answer.shape.num_params,
+            "ignored_fields": list(answer.ignored_fields),
+        },
+        **{name: getattr(answer, name) for name in asked},
+        "layout": {**asdict(layout), "world_size": layout.world_size},
+        "rank": estimate.as_dict(),
+        "not_counted": NOT_COUNTED,
+        "notes": list(_notes(answer)),
+        "gpu": None,
+    }
+    if accelerator is not None:
+        found["gpu"] = {
+            "name": accelerator.name,
+            "memory_bytes": accelerator.usable_bytes,
+            "fits": estimate.fits(accelerator),
+            "left_bytes": headroom_bytes(estimate, accelerator),
+        }
+    return found
+
+
+def _notes(answer: Answer) -> tuple[str, ...]:
+    notes = answer.layout.notes(answer.shape, answer.seq_len)
+    if answer.recompute == "selective" and answer.attention == "flash":
+        notes += (
+            "recompute selective has no effect with flash attention, which keeps no attention "
+            "core and recomputes it by itself",
+        )
+    return notes
+
+
+def _rank_params(answer: Answer) -> str:
+    """Those it computes with, and of these, under ZeRO-3, those it keeps."""
+    computed = answer.estimate.num_params
+    kept = answer.estimate.params_bytes // recipe(answer.precision).params_bytes
+    return f"{computed:,} parameters" + (f" ({kept:,} of them kept)" if kept < computed else "")
+
+
+def _stage(answer: Answer) -> str:
+    pp, estimate = answer.layout.pp, answer.estimate
+    if pp == 1:
+        return "the only pipeline stage"
+    kept = ", ".join(map(str, estimate.microbatches_in_flight))
+    return (
+        f"pipeline stage {estimate.stage} of 0 to {pp - 1} (needs most), {kept} micro-batches kept"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
