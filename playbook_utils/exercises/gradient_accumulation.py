@@ -10,66 +10,33 @@ exist at one time.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from playbook_utils.checks import Exercise, expect_close, expect_equal
 from playbook_utils.data import Batch
 from playbook_utils.errors import CheckFailed
+from playbook_utils.exercises.accumulation_watch import (
+    ROWS,
+    SEQ_LEN,
+    VOCAB,
+    WatchedModel,
+    WatchedScaler,
+    watch_grads,
+)
 from playbook_utils.model import cross_entropy
 
 __all__ = ["BATCHES", "FP32_SUMS", "PLAN", "SCALED_STEP", "STREAM"]
-
-_VOCAB, _ROWS, _SEQ_LEN = 11, 7, 5
-
-
-class _Watched(nn.Module):
-    """A small model with a frozen layer that remembers how many rows each forward saw.
-
-    `most_waiting`: of how many forward passes the activations were held at one time, for want of
-    a backward.
-    """
-
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(_VOCAB, 6, dtype=dtype)
-        self.frozen = nn.Linear(6, 6, dtype=dtype).requires_grad_(False)
-        self.head = nn.Linear(6, _VOCAB, dtype=dtype)
-        self.rows: list[int] = []
-        self.most_waiting = 0
-        self._waiting: list[StorageWeakRef] = []
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, V)."""
-        self.rows.append(len(tokens))
-        hidden = torch.tanh(self.frozen(self.embedding(tokens)))
-        scores: Tensor = self.head(hidden)
-        if scores.requires_grad:
-            saved = StorageWeakRef(hidden.untyped_storage())  # type: ignore[no-untyped-call]
-            self._watch(saved, scores)
-        return scores
-
-    def _watch(self, saved: StorageWeakRef, scores: Tensor) -> None:
-        def backward_came(_: Tensor) -> None:
-            self._waiting = [other for other in self._waiting if other is not saved]
-
-        scores.register_hook(backward_came)  # type: ignore[no-untyped-call]
-        self._waiting = [other for other in self._waiting if not other.expired()] + [saved]  # type: ignore[no-untyped-call]
-        self.most_waiting = max(self.most_waiting, len(self._waiting))
 
 
 def _padded_batch(lengths: Iterable[int] = (5, 5, 4, 3, 0, 0, 1)) -> Batch:
     """Rows of these lengths; what follows is padding."""
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(_VOCAB, (_ROWS, _SEQ_LEN), generator=generator)
-    targets = torch.randint(_VOCAB, (_ROWS, _SEQ_LEN), generator=generator)
-    hidden = torch.arange(_SEQ_LEN) >= torch.tensor(list(lengths))[:, None]
+    tokens = torch.randint(VOCAB, (ROWS, SEQ_LEN), generator=generator)
+    targets = torch.randint(VOCAB, (ROWS, SEQ_LEN), generator=generator)
+    hidden = torch.arange(SEQ_LEN) >= torch.tensor(list(lengths))[:, None]
     return tokens, targets.masked_fill(hidden, -100)
 
 
@@ -95,7 +62,7 @@ def _expect_grads(found: nn.Module, expected: nn.Module, *, rtol: float = 1e-9, 
             expect_close(param.grad, right.grad, what, rtol=rtol, atol=1e-12, hint=hint)
 
 
-def _expect_backward_each(model: _Watched) -> None:
+def _expect_backward_each(model: WatchedModel) -> None:
     # Two are allowed: who skips the backward of a part that is all padding is right, and may
     # still hold its loss in a variable during the next forward. No case here has only two parts.
     hint = "call backward for each part: one backward at the end holds the activations of all parts"
@@ -109,12 +76,12 @@ def _number(found: object) -> object:
 
 
 def _verify_stream(attempt: Callable[[nn.Module, Iterator[Batch]], float]) -> None:
-    batch, expected = _padded_batch(), _Watched()
+    batch, expected = _padded_batch(), WatchedModel()
     loss = _whole_batch(expected, batch)
     for rows in (2, 3, 1):
-        model = _Watched()
+        model = WatchedModel()
 
-        def one_by_one(model: _Watched = model, rows: int = rows) -> Iterator[Batch]:
+        def one_by_one(model: WatchedModel = model, rows: int = rows) -> Iterator[Batch]:
             for number, part in enumerate(_parts(batch, rows)):
                 if number > len(model.rows):
                     raise CheckFailed(
@@ -169,34 +136,6 @@ def _verify_batches(attempt: Callable[[Iterable[int], int], Iterable[list[int]]]
     expect_equal(taken, [0, 1, 2], "parts taken for the first batch", hint=hint)
 
 
-class _WatchedScaler(torch.amp.GradScaler):
-    """A CPU gradient scaler that counts its calls."""
-
-    def __init__(self, init_scale: float) -> None:
-        super().__init__("cpu", init_scale=init_scale, growth_interval=1000)
-        self.calls: Counter[str] = Counter()
-
-    def scale(self, outputs: Any) -> Any:
-        """Counted."""
-        self.calls["scale"] += 1
-        return super().scale(outputs)
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Counted."""
-        self.calls["unscale_"] += 1
-        super().unscale_(optimizer)
-
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Counted."""
-        self.calls["step"] += 1
-        return super().step(optimizer, *args, **kwargs)
-
-    def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Counted."""
-        self.calls["update"] += 1
-        super().update(new_scale)
-
-
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     # Momentum, so that a scale of one step shows in the next one; no Adam, which hides scales.
     trainable = [param for param in model.parameters() if param.requires_grad]
@@ -205,10 +144,10 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def _verify_scaled_step(attempt: Callable[..., float | None]) -> None:
     for microbatch_size, max_norm in ((2, 0.05), (3, 1e3)):
-        model, reference = _Watched(), _Watched()
+        model, reference = WatchedModel(), WatchedModel()
         optimizer, stepper = _sgd(model), _sgd(reference)
-        scaler = _WatchedScaler(init_scale=2.0**10)
-        num_parts = -(-_ROWS // microbatch_size)
+        scaler = WatchedScaler(init_scale=2.0**10)
+        num_parts = -(-ROWS // microbatch_size)
         for step, lengths in enumerate(((5, 5, 4, 3, 0, 0, 1), (1, 5, 5, 2, 4, 4, 4))):
             batch = _padded_batch(lengths)
             _whole_batch(reference, batch)
@@ -229,7 +168,7 @@ def _verify_scaled_step(attempt: Callable[..., float | None]) -> None:
 
 
 def _expect_rows(rows: list[int], microbatch_size: int) -> None:
-    full, left = divmod(_ROWS, microbatch_size)
+    full, left = divmod(ROWS, microbatch_size)
     expected = [microbatch_size] * full + ([left] if left else [])
     hint = "the last part holds the rows that are left"
     expect_equal(rows, expected, "rows in each forward", hint=hint)
@@ -243,11 +182,11 @@ def _expect_params(model: nn.Module, reference: nn.Module, step: int) -> None:
 
 
 def _verify_overflow(attempt: Callable[..., float | None]) -> None:
-    model = _Watched(torch.float32)
+    model = WatchedModel(torch.float32)
     with torch.no_grad():
         model.head.weight.mul_(1000)  # so that the embedding's gradients are far above 2
     start = model.head.weight.detach().clone()
-    scaler = _WatchedScaler(init_scale=2.0**127)
+    scaler = WatchedScaler(init_scale=2.0**127)
     found = attempt(model, _sgd(model), scaler, _padded_batch(), 2, 1.0)
     hint = "scaler.step leaves the step out where a gradient is not finite"
     expect_equal(torch.equal(model.head.weight, start), True, "unmoved by an overflow", hint=hint)
@@ -256,10 +195,10 @@ def _verify_overflow(attempt: Callable[..., float | None]) -> None:
 
 
 def _verify_fp32_sums(attempt: Callable[[nn.Module, list[Batch]], dict[str, Tensor]]) -> None:
-    model, num_parts = _Watched(torch.bfloat16), 64
+    model, num_parts = WatchedModel(torch.bfloat16), 64
     expected: dict[str, Tensor] = {}
     generator = torch.Generator().manual_seed(2)
-    rows = torch.randint(_VOCAB, (2, num_parts, _SEQ_LEN), generator=generator)
+    rows = torch.randint(VOCAB, (2, num_parts, SEQ_LEN), generator=generator)
     parts = _parts((rows[0], rows[1]), 1)
     for tokens, targets in parts:
         model.zero_grad()
@@ -270,7 +209,7 @@ def _verify_fp32_sums(attempt: Callable[[nn.Module, list[Batch]], dict[str, Tens
                 expected[name] = expected.get(name, zero) + param.grad.float()
     model.zero_grad()
     model.rows.clear()
-    most = _watch_grads(model)
+    most = watch_grads(model)
     found = attempt(model, parts)
     expect_equal(model.rows, [1] * num_parts, "rows in each forward", hint="one forward a part")
     _expect_backward_each(model)
@@ -287,19 +226,6 @@ def _verify_fp32_sums(attempt: Callable[[nn.Module, list[Batch]], dict[str, Tens
     _whole_batch(model, parts[0])
     kept = sorted(name for name, param in model.named_parameters() if param.grad is not None)
     expect_equal(kept, sorted(expected), "gradients of a later backward", hint="remove the hooks")
-
-
-def _watch_grads(model: nn.Module) -> list[int]:
-    """Filled with the number of gradients that exist each time one is ready."""
-    counts: list[int] = [0]
-    params = [param for param in model.parameters() if param.requires_grad]
-
-    def count(_: Tensor) -> None:
-        counts.append(sum(param.grad is not None for param in params))
-
-    for param in params:
-        param.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
-    return counts
 
 
 def _verify_plan(attempt: Callable[..., tuple[int, int]]) -> None:
