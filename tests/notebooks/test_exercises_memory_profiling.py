@@ -101,6 +101,18 @@ BUGS = {
     ),
     "dropout on": ("evaluate", "model.eval()", "pass", "dropout switched off"),
     "left in eval": ("evaluate", "    model.train()\n", "", "training goes on"),
+    "only the top module back": (
+        "evaluate",
+        "    model.train()\n",
+        "    model.training = True\n",
+        "every module inside",
+    ),
+    "one forward over all rows": (
+        "evaluate",
+        "        losses = [",
+        "        batches = [tuple(torch.cat(part) for part in zip(*batches))]\n        losses = [",
+        "one forward for each",
+    ),
     "a tensor": ("evaluate", ".mean().item()", ".mean()", "makes a number"),
     "the last loss": ("evaluate", "torch.stack(losses).mean()", "losses[-1]", "the mean over"),
     "a sum": ("evaluate", ".mean().item()", ".sum().item()", "the mean over"),

@@ -98,6 +98,33 @@ def test_a_batch_without_a_token_moves_nothing() -> None:
     assert all(param.grad is not None and not param.grad.any() for param in model.parameters())
 
 
+def test_parts_may_be_an_iterator() -> None:
+    parts = rows(padded(BATCHES[0]), [5, 3, 7])
+    reference, model = tiny(), tiny()
+    right = accumulate_tokens(reference, parts)
+    found = accumulate_tokens(model, iter(parts))
+    assert found == right and found > 0
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(param.grad, other.grad)
+    start = model.head.weight.detach().clone()
+    loss, norm = train_step(model, adamw(list(model.parameters())), iter(parts))
+    assert loss == right and norm > 0
+    assert not torch.equal(model.head.weight, start)
+
+
+@pytest.mark.parametrize("make", [list, iter])
+def test_no_parts_are_an_error(make: Callable[..., Any]) -> None:
+    model = tiny()
+    with pytest.raises(ValueError, match="no parts"):
+        accumulate_tokens(model, make([]))
+    with pytest.raises(ValueError, match="no parts"):
+        train_step(model, adamw(list(model.parameters())), make([]))
+
+
+def test_the_loss_holds_no_graph() -> None:
+    assert accumulate_tokens(tiny(), microbatches(BATCHES[0], 3)).requires_grad is False
+
+
 class HeldOutputs(nn.Module):
     """Notes at each forward how many of its earlier outputs are still in memory."""
 
@@ -197,6 +224,37 @@ def test_mixed_precision_sums_in_fp32_and_steps_the_masters(keep: bool) -> None:
         torch.testing.assert_close(master, start[param] - 1e-3 * sums[name])
         assert torch.equal(param, master.bfloat16())
         assert not master.grad.any()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_mixed_precision_survives_zero_grad_of_the_optimizer(keep: bool) -> None:
+    models = [tied_and_frozen().bfloat16() for _ in range(2)]
+    left, right = (MixedPrecision(model, keep) for model in models)
+    optimizers = [torch.optim.SGD(mixed.masters.values(), lr=1e-2) for mixed in (left, right)]
+    optimizers[0].zero_grad()
+    left.step(optimizers[0])  # nothing to do, and no error
+    for batch in BATCHES:
+        optimizers[0].zero_grad()
+        for model, mixed, optimizer in zip(models, (left, right), optimizers, strict=True):
+            accumulate(model, microbatches(batch, 3))
+            mixed.step(optimizer)
+    for found, expected in zip(left.masters.values(), right.masters.values(), strict=True):
+        assert torch.equal(found, expected)
+    assert not torch.equal(left.masters[models[0].head.weight], tied_and_frozen().head.weight)
+
+
+def test_clipping_the_masters_bounds_the_step() -> None:
+    """As the lesson says; the model's own parameters have nothing left to clip."""
+    model = tied_and_frozen().bfloat16()
+    mixed = MixedPrecision(model)
+    optimizer = torch.optim.SGD(mixed.masters.values(), lr=1.0)
+    start = [master.detach().clone() for master in mixed.masters.values()]
+    accumulate(model, microbatches(BATCHES[0], 3))
+    assert nn.utils.clip_grad_norm_(model.parameters(), 0.01) == 0
+    assert nn.utils.clip_grad_norm_(mixed.masters.values(), 0.01) > 0.01
+    mixed.step(optimizer)
+    moved = [m.detach() - s for m, s in zip(mixed.masters.values(), start, strict=True)]
+    assert nn.utils.get_total_norm(moved).item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_flat_gradient_starts_from_zero_and_keeps_the_order_of_parameters() -> None:

@@ -86,21 +86,67 @@ def test_the_master_is_a_copy_also_of_fp32_weights() -> None:
     )
 
 
-def test_weights_without_a_gradient_stay_and_get_no_state() -> None:
+def test_frozen_weights_stay_and_have_no_master() -> None:
     model = model_of()
     model[0].requires_grad_(False)
     before = model[0].weight.detach().clone()
     optimizer = MixedPrecisionAdamW(model.parameters())
+    assert [m.shape for m in masters(optimizer)] == [p.shape for p in model[2].parameters()]
     backward(model, 0)
     optimizer.add_gradients()
     optimizer.step()
     assert torch.equal(model[0].weight, before)
-    assert [master in optimizer.state for master in masters(optimizer)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert torch.equal(model[2].weight, masters(optimizer)[0].bfloat16())
+    trained = sum(p.numel() for p in model[2].parameters())
+    assert state_bytes(model, optimizer).total_bytes == 20 * trained + 2 * (7 * 5 + 5)
+
+
+def test_weights_without_a_gradient_stay_and_get_no_state() -> None:
+    used, unused = (nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = MixedPrecisionAdamW([unused, used])
+    used.grad = torch.ones_like(used)
+    optimizer.add_gradients()
+    optimizer.step()
+    assert unused.tolist() == [1.0] * 3
+    assert [master in optimizer.state for master in masters(optimizer)] == [False, True]
+
+
+@pytest.mark.parametrize("fp32_grads", [False, True])
+def test_zero_grad_clears_the_weights_too(fp32_grads: bool) -> None:
+    model = model_of()
+    optimizer = MixedPrecisionAdamW(model.parameters())
+    backward(model, 0)
+    if fp32_grads:
+        optimizer.add_gradients()
+    optimizer.zero_grad()
+    assert [t.grad for t in [*model.parameters(), *masters(optimizer)]] == [None] * 8
+
+
+def test_a_gradient_is_added_once_and_its_memory_stays() -> None:
+    model, alone = model_of(), model_of()
+    optimizer = MixedPrecisionAdamW(model.parameters())
+    sums = [torch.zeros_like(p, dtype=torch.float32) for p in alone.parameters()]
+    for seed in range(3):
+        backward(model, seed)
+        optimizer.add_gradients()
+        alone.zero_grad()
+        backward(alone, seed)
+        for total, param in zip(sums, alone.parameters(), strict=True):
+            total += param.grad.float()
+    for total, master, weight in zip(sums, masters(optimizer), model.parameters(), strict=True):
+        assert torch.equal(master.grad, total) and master.grad.dtype == torch.float32
+        assert weight.grad is not None and not weight.grad.any()
+
+
+def test_masters_are_no_part_of_the_state_dict() -> None:
+    """As its docstring says: two averages and a counter for each weight, and nothing else."""
+    model = model_of()
+    optimizer = MixedPrecisionAdamW(model.parameters())
+    backward(model, 0)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert [set(state) for state in saved["state"].values()] == [{"step", "mean", "square"}] * 4
+    assert saved["param_groups"][0]["params"] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("fp32_grads", "expected"), [(False, 16), (True, 20)])
