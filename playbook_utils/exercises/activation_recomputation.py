@@ -8,6 +8,7 @@ that the right gradient by keeping everything does not pass.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -55,10 +56,10 @@ def _verify_two_inputs(attempt: Callable[..., Any]) -> None:
     for needs in ((True, True), (True, False), (False, True)):
         plain, fn = _Counted(), _Counted()
         expected, found = _two_tensors(*needs), _two_tensors(*needs)
-        result = plain(*expected)
+        result = plain(*map(torch.sin, expected))  # sin: what comes before, and keeps its input
         weight = torch.linspace(-1.0, 1.0, result.numel(), dtype=result.dtype).view_as(result)
         result.backward(weight)  # type: ignore[no-untyped-call]
-        out = attempt(fn, *found)
+        out = attempt(fn, *map(torch.sin, found))
         where = f"gradients needed by {_names(needs)}"
         expect_equal(out, result.detach(), f"fn(a, b), {where}", hint="return what fn returns")
         expect_equal(fn.calls, 1, "calls of fn in forward", hint="forward runs it once")
@@ -74,7 +75,7 @@ def _verify_two_inputs(attempt: Callable[..., Any]) -> None:
                 "the result comes from no autograd.Function of your own\nhint: write a class "
                 "with forward and backward, and return its apply(fn, a, b)"
             )
-        out.backward(weight)
+        _go_back(out, weight, where)
         for name, one, other in zip("ab", found, expected, strict=True):
             if other.grad is not None:
                 hint = "detach and require a gradient of each input; return both gradients"
@@ -83,6 +84,22 @@ def _verify_two_inputs(attempt: Callable[..., Any]) -> None:
             hint = "backward through the second run fills the parameters' gradients too"
             expect_equal(one.grad, other.grad, f"gradient of fn's parameters, {where}", hint=hint)
         expect_equal(fn.calls, 2, "calls of fn in all", hint="backward runs it once more")
+
+
+def _go_back(out: Tensor, weight: Tensor, where: str) -> None:
+    """Backward; fails where the second run is attached to what made a and b."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # .grad of a tensor that is no leaf
+            out.backward(weight)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "a second time" not in str(error):
+            raise
+        raise CheckFailed(
+            f"backward of fn(a, b) went on into what made a and b, {where}: found their graph "
+            "used twice, expected gradients of a and b alone\n"
+            "hint: detach the inputs of the second run"
+        ) from error
 
 
 def _names(needs: tuple[bool, ...]) -> str:

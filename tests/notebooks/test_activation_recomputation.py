@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable)
 from notebooks.activation_recomputation import (
     NaiveCheckpoint,
+    Surroundings,
     checkpoint,
     checkpoint_by_hooks,
     recompute_attention,
@@ -144,14 +146,15 @@ def test_one_forward_and_one_more(run: Callable) -> None:
 
 
 @BOTH
-def test_autocast_is_there_again(run: Callable) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_there_again(run: Callable, dtype: torch.dtype) -> None:
     def grads(run: Callable) -> list[Tensor]:
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
         x = torch.linspace(0, 1, 20).view(4, 5).requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", dtype):
             out = run(module, x)
-        assert out.dtype == torch.bfloat16
+        assert out.dtype == dtype
         out.sum().backward()  # outside of it, as is usual
         return [x.grad, *(p.grad for p in module.parameters())]
 
@@ -175,6 +178,83 @@ def test_hooks_go_backward_twice_and_give_gradients_of_inputs_alone() -> None:
     (second,) = torch.autograd.grad(out, x)
     assert torch.equal(first, second)
     assert module[0].weight.grad is None
+
+
+@pytest.mark.parametrize("run", [NaiveCheckpoint.apply, checkpoint], ids=["naive", "function"])
+def test_a_function_refuses_to_be_differentiated_twice(run: Callable) -> None:
+    x = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        torch.autograd.grad(run(torch.sin, x).sum(), x, create_graph=True)
+
+
+def test_hooks_can_be_differentiated_twice() -> None:
+    x = torch.linspace(0, 1, 6, requires_grad=True)
+    (first,) = torch.autograd.grad(checkpoint_by_hooks(torch.sin, x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(second, -x.detach().sin())
+
+
+@pytest.mark.parametrize("make", [lambda y: [y], lambda y: {"y": y}, lambda y: (y, [y])])
+def test_results_in_a_list_or_dict_are_refused(make: Callable) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(TypeError, match="expected a Tensor or a tuple"):
+        checkpoint(lambda x: make(x.sin()), x)
+
+
+@BOTH
+def test_an_input_changed_in_place_is_refused(run: Callable) -> None:
+    x = torch.ones(2, 3, requires_grad=True) * 1
+    out = run(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match=r"in place|inplace"):
+        out.sum().backward()
+
+
+def test_the_attention_core_needs_an_unfused_attention_and_any_order_will_do() -> None:
+    with pytest.raises(TypeError, match="expected UnfusedAttention"):
+        recompute_attention(Decoder(GPT), checkpoint)
+    model = unfused_gpt(GPT)
+    recompute_attention(recompute_layers(model, checkpoint, 2), checkpoint)
+    cores = [m.checkpoint for m in model.modules() if hasattr(m, "core")]
+    assert cores == [checkpoint] * 3
+
+
+def test_hooks_let_go_of_what_was_asked_for() -> None:
+    results: list[StorageWeakRef] = []
+    gone: list[bool] = []
+
+    def fn(x: Tensor) -> Tensor:
+        middle = x.sin()  # keeps its input, exp its result
+        middle.register_hook(lambda grad: gone.append(results[1].expired()))  # behind exp
+        y = middle.exp()
+        results.append(StorageWeakRef(y.untyped_storage()))
+        return y
+
+    x = torch.ones(5, requires_grad=True)
+    checkpoint_by_hooks(fn, x).sum().backward()
+    assert len(results) == 2 and gone == [True]
+
+
+class OnGpuThree(Tensor):
+    """Says that it is on GPU 3."""
+
+    is_cuda = True
+
+    def get_device(self) -> int:
+        return 3
+
+
+def test_the_generator_of_a_gpu_is_set_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {0: "zero", 3: "at forward"}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda gpu: states[gpu])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, gpu: states.update({gpu: state}))
+    surroundings = Surroundings([torch.ones(2).as_subclass(OnGpuThree), torch.ones(2), None])
+    states.update({0: "other", 3: "at backward"})
+    with surroundings.restored():
+        assert states == {0: "other", 3: "at forward"}
+        states[3] = "drawn again"
+    assert states == {0: "other", 3: "at backward"}
 
 
 @BOTH
@@ -233,6 +313,8 @@ def test_on_a_gpu_with_dropout(run: Callable) -> None:
 BUGS = {
     "random state not set": ("torch.set_rng_state(self.cpu_state)", "pass"),
     "random state not put back": ("torch.random.fork_rng(self.gpus)", "ExitStack()"),
+    "autocast in bfloat16 always": ("(kind, torch.get_autocast_dtype(kind),",
+                                    "(kind, torch.bfloat16,"),
     "autocast forgotten": ("stack.enter_context(torch.autocast(*how))", "pass"),
     "not cut off": ("value.detach().requires_grad_(value.requires_grad)", "value"),
     "no gradients passed back": ("a.grad if isinstance(a, Tensor) else None for a in args",
@@ -256,4 +338,4 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
 
     with pytest.raises((AssertionError, RuntimeError, UserWarning)):
         assert same_training(lambda: unfused_gpt(GPT), how)
-        test_autocast_is_there_again(run)
+        test_autocast_is_there_again(run, torch.float16)

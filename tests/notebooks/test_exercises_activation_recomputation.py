@@ -25,7 +25,13 @@ BUGS = {
         "checkpoint_two",
         "t.detach().requires_grad_(need)",
         "t",
-        "gradient of a, gradients needed by a and b",
+        "went on into what made a and b, gradients needed by a and b",
+    ),
+    "not cut off, gradients left to the second run": (
+        "checkpoint_two",
+        "        a, b = [t.detach().requires_grad_(need) for t, need in pairs]\n",
+        "        a, b = ctx.saved_tensors\n",
+        "went on into what made a and b, gradients needed by a and b",
     ),
     "second run not recorded": (
         "checkpoint_two",
