@@ -180,6 +180,11 @@ _GREW_CASES: Mapping[str, tuple[str | None, dict[str, Any], dict[str, Any]]] = {
         _trace(2, {"aten::mm": 100, "aten::item": 2}),
         _trace(6, {"aten::mm": 300, "aten::item": 24}),
     ),
+    "calls that do not divide by the steps": (
+        "aten::item",
+        _trace(4, {"aten::add": 8, "aten::item": 5}),
+        _trace(4, {"aten::add": 9, "aten::item": 7}),
+    ),
     "it was not called at all before": (
         "aten::_to_copy",
         _trace(1, {"aten::mm": 10, "aten::add": 5}),

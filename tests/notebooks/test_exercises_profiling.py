@@ -92,6 +92,7 @@ BUGS = {
         "exposed_s", 'kinds - {"idle"} == {"communication"}', "not kinds", "exposed seconds",
     ),
     "not per step": ("grew_most", "count / steps", "count", "more steps were recorded"),
+    "whole calls only": ("grew_most", "count / steps", "count // steps", "do not divide"),
     "everything counted": (
         "grew_most", 'if event["cat"] == "cpu_op"', 'if "::" in event["name"]', "no operators",
     ),

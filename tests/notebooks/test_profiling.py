@@ -3,6 +3,8 @@ C++ operator. No test reads a real clock."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import subprocess
 import threading
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 from torch.utils import cpp_extension
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable, as in a lesson)
@@ -24,6 +26,7 @@ from notebooks.profiling import (
     CUDA_SOURCE,
     QueuedDevice,
     TimedDevice,
+    _Event,
     build_operator,
     compile_directly,
     count_calls,
@@ -38,6 +41,7 @@ from playbook_utils.data import GeneratedLanguage
 from playbook_utils.events import Span
 from playbook_utils.measure import measure_time
 from playbook_utils.model import Decoder, DecoderConfig, cross_entropy
+from tests.notebooks.exercises import Lesson
 
 CONFIG = DecoderConfig.tiny(dim=16, ff_dim=24, num_layers=3)
 BATCH = GeneratedLanguage().batch(0, batch_size=2, seq_len=8)
@@ -108,6 +112,21 @@ def test_events_take_the_median_after_the_warmup() -> None:
     assert found_s == 3.0
 
 
+def test_events_are_read_only_once_the_device_has_reached_them() -> None:
+    class StrictEvent(_Event):  # type: ignore[misc]
+        def elapsed_time(self, end: Any) -> float:
+            if end.at_s > end.device.now_s:  # CUDA raises in this case, too
+                raise RuntimeError("device not ready")
+            return float(super().elapsed_time(end))
+
+    class StrictDevice(TimedDevice):  # type: ignore[misc]
+        def Event(self, enable_timing: bool) -> StrictEvent:
+            return StrictEvent(self)
+
+    device = StrictDevice(launch_s=1.0)
+    assert time_with_events(lambda: device.launch("kernel", 5.0), device) == 5.0
+
+
 def test_an_event_in_an_empty_queue_is_reached_when_it_is_recorded() -> None:
     device = TimedDevice(launch_s=1.0)
     start, end = device.Event(enable_timing=True), device.Event(enable_timing=True)
@@ -171,6 +190,20 @@ def test_the_profiler_records_all_steps_but_the_first_two() -> None:
     assert count_calls(prof)["aten::add"] == 4
     names = [e.name for e in prof.events() if e.name.startswith("ProfilerStep")]
     assert len(names) == 4
+
+
+def test_the_profiler_records_one_cycle_and_does_not_start_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import notebooks.profiling as lesson
+
+    plans: list[Any] = []
+    monkeypatch.setattr(lesson, "schedule", lambda **how: plans.append(schedule(**how)) or plans[0])
+    profile_steps(lambda _: None, num_steps=5)
+    actions = [plans[0](step) for step in range(10)]
+    record, last = ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE
+    assert actions[:5] == [ProfilerAction.NONE, ProfilerAction.WARMUP, record, record, last]
+    assert actions[5:] == [ProfilerAction.NONE] * 5
 
 
 def test_calls_are_counted_by_block() -> None:
@@ -245,18 +278,84 @@ def test_prefetch_raises_what_the_loader_raises() -> None:
 def add() -> Callable[..., Any]:
     if COMPILER is None:
         pytest.skip("no C++ compiler")
-    build_operator(ADD_SOURCE, "course::add")
-    build_operator(ADD_SOURCE, "course::add")  # a second time does nothing
+    assert build_operator(ADD_SOURCE, "course::add") is True
+    assert build_operator("a second time nothing is built", "course::add") is True
     found: Callable[..., Any] = torch.ops.course.add
     return found
 
 
-def test_the_operator_without_a_gradient_only_warns(add: Callable[..., Any]) -> None:
+def test_the_operator_without_a_gradient_only_warns(guarded_add: Callable[..., Any]) -> None:
     x = torch.ones(3, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        add(x, torch.ones(3)).sum().backward()
+        guarded_add(x, torch.ones(3)).sum().backward()
     assert x.grad is None  # as the lesson says; then it registers one
+
+
+def run_the_check_cell() -> str:
+    """Cell cpp-check as it stands in the notebook; what it printed."""
+    cells = Lesson.read("04_profiling").cells
+    (source,) = (cell.source for cell in cells if cell.id == "cpp-check")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(source, {"torch": torch})
+    return printed.getvalue()
+
+
+def test_what_the_lesson_registers_passes_torchs_own_checks(add: Callable[..., Any]) -> None:
+    assert run_the_check_cell().count("{'SUCCESS'}") == 2
+    x, y = torch.randn(2, 70, 30)
+    for a, b in ((x, y), (x.t(), y.t()), (x[:0], y[:0])):
+        for grad in (False, True):
+            pair = [t.detach().requires_grad_(grad) for t in (a, b)]
+            results = torch.library.opcheck(add, pair)
+            assert set(results.values()) == {"SUCCESS"}
+        assert add(a.to("meta"), b.to("meta")).stride() == add(a, b).stride()
+    with pytest.raises(RuntimeError, match="differ in shape"):
+        add(x.to("meta"), y[:3].to("meta"))
+
+
+def test_an_operator_that_was_not_built_is_told_apart() -> None:
+    stand_in = torch.library.Library("course_stand_in", "DEF")
+    stand_in.define("add(Tensor x, Tensor y) -> Tensor")
+    assert build_operator("nothing is built", "course_stand_in::add") is False
+
+
+def guarded(source: str) -> str:
+    """The same source as course_guarded::add, its result amid 2 x 1024 numbers that are 7."""
+    allocation = "Tensor out = torch::stable::empty_like(a);"
+    assert source.count(allocation) == 1 and "(course, " in source
+    wide = (
+        "Tensor wide = torch::stable::new_empty(a, {a.numel() + 2048});\n"
+        "  torch::stable::fill_(wide, 7.0);\n"
+        "  Tensor out = torch::stable::narrow(wide, 0, 1024, a.numel());"
+    )
+    return source.replace(allocation, wide).replace("(course, ", "(course_guarded, ")
+
+
+def expect_guards_untouched(add: Callable[..., Any], device: str) -> None:
+    for size in (0, 1, 1023, 1024, 1025):
+        x, y = torch.randn(2, size, device=device)
+        out = add(x, y)
+        assert out.shape == (size,) and torch.equal(out, x + y), size
+        whole = out.as_strided((size + 2048,), (1,), 0)
+        assert torch.equal(whole[1024:-1024], x + y), size
+        assert (whole[:1024] == 7).all() and (whole[-1024:] == 7).all(), size
+
+
+@pytest.fixture(scope="module")
+def guarded_add() -> Callable[..., Any]:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    build_operator(guarded(ADD_SOURCE), "course_guarded::add")
+    found: Callable[..., Any] = torch.ops.course_guarded.add
+    return found
+
+
+def test_the_operator_writes_its_result_and_nothing_beside_it(
+    guarded_add: Callable[..., Any],
+) -> None:
+    expect_guards_untouched(guarded_add, "cpu")
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (17,), (3, 5, 7)])
@@ -290,12 +389,18 @@ def test_without_ninja_the_compiler_is_called_directly(tmp_path: Path) -> None:
 def test_a_missing_ninja_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     import notebooks.profiling as lesson
 
-    called = []
+    called, library = [], torch.library.Library("course_nowhere", "DEF")
+
+    def load(path: str) -> None:
+        called.append(path)
+        library.define("loaded(Tensor x) -> Tensor")
+
     monkeypatch.setattr(cpp_extension, "is_ninja_available", lambda: False)
     monkeypatch.setattr(lesson.shutil, "which", lambda name: name)
-    monkeypatch.setattr(torch.ops, "load_library", called.append)
+    monkeypatch.setattr(torch.ops, "load_library", load)
     monkeypatch.setattr(lesson, "compile_directly", lambda *args: args[0])
-    build_operator(ADD_SOURCE, "course_nowhere::add")
+    for _ in range(2):
+        assert build_operator(ADD_SOURCE, "course_nowhere::loaded") is True
     assert called == [cpp_extension.get_cxx_compiler()]
 
 
@@ -307,10 +412,11 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.slow
-def test_the_cuda_source_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guards", [False, True])
+def test_the_cuda_source_compiles(tmp_path: Path, guards: bool) -> None:
     assert CUDA_KERNEL in CUDA_SOURCE
     file = tmp_path / "add.cu"
-    file.write_text(CUDA_SOURCE)
+    file.write_text(guarded(CUDA_SOURCE) if guards else CUDA_SOURCE)
     command = ["nvcc", "-std=c++20", "-DUSE_CUDA", "-c", str(file), "-o", str(tmp_path / "add.o")]
     command += [f"-I{path}" for path in cpp_extension.include_paths()]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -334,3 +440,16 @@ def test_events_and_the_host_agree_on_a_gpu() -> None:
     event_s = time_with_events(lambda: a @ a, torch.cuda)
     host_s = measure_time(lambda: a @ a).median_s
     assert 0 < event_s < host_s * 1.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_cuda_operator_writes_its_result_and_nothing_beside_it(
+    guarded_add: Callable[..., Any], tmp_path: Path
+) -> None:
+    cpp_extension.load_inline(
+        "course_guarded_cuda", "", cuda_sources=guarded(CUDA_SOURCE), is_python_module=False,
+        build_directory=str(tmp_path), no_implicit_headers=True, with_cuda=True,
+        extra_cuda_cflags=["-DUSE_CUDA"],
+    )  # fmt: skip
+    expect_guards_untouched(guarded_add, "cuda")
