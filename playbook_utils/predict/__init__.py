@@ -11,8 +11,11 @@ Standard library only: importing this wing never imports torch. One module a sub
                    its layers and micro-batches, `estimate` the result, `headroom` whether it fits)
     flops          operations of a pass and a step, MFU and HFU
     hardware       memory, peak rates and links of GPUs
-    communication  bytes on the wire
+    communication  bytes on the wire, one rule for all collectives (`collective_time` by algorithm,
+                   `hierarchy` within and between nodes, `link` latency and bandwidth,
+                   `message_clock` recorded messages replayed)
     book           the book's memory charts and their conventions (`book_widget` its calculator)
+    zero_pairs     the book's paired runs with and without ZeRO-1
     korthikanti    the measured savings of sequence parallelism and selective recomputation
 
     from playbook_utils.predict.memory import predict_memory

@@ -12,17 +12,21 @@ Left out: measuring and predicting what is shown.
 """
 
 from playbook_utils.show.accumulation import accumulation_diagram
+from playbook_utils.show.by_size import by_size
 from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
 from playbook_utils.show.memory_bars import memory_bars
 from playbook_utils.show.memory_explorer import memory_explorer
+from playbook_utils.show.pieces import origin_code, origins, pieces
 from playbook_utils.show.plots import bars, lines, memory, stacked_bars
 from playbook_utils.show.recomputation import recomputation_diagram
+from playbook_utils.show.sharding import zero_diagram
 from playbook_utils.show.style import Picture, color_of, rank_color
 from playbook_utils.show.tables import Table, compare, comparison, table
 from playbook_utils.show.timeline import timeline
 from playbook_utils.show.traffic import traffic, traffic_matrix
 from playbook_utils.show.training_step import training_step
 from playbook_utils.show.units import bytes_text
+from playbook_utils.show.waits import without_waits
 from playbook_utils.show.widgets import explore
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "accumulation_diagram",
     "bars",
     "batch_split",
+    "by_size",
     "bytes_text",
     "color_of",
     "compare",
@@ -43,6 +48,9 @@ __all__ = [
     "memory",
     "memory_bars",
     "memory_explorer",
+    "origin_code",
+    "origins",
+    "pieces",
     "rank_color",
     "recomputation_diagram",
     "stacked_bars",
@@ -51,4 +59,6 @@ __all__ = [
     "traffic",
     "traffic_matrix",
     "training_step",
+    "without_waits",
+    "zero_diagram",
 ]

@@ -1,0 +1,210 @@
+"""Exercises of lesson 07, ZeRO: what is asked, and how an answer is checked.
+
+    check(REDUCE, reduce_and_free)
+
+Every check runs the answer on real ranks where ranks matter, at sizes that do not divide, counts
+calls where the method is the point, and looks into memory where freeing is.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from playbook_utils.checks import Exercise, expect_calls, expect_close, expect_equal
+from playbook_utils.errors import CheckFailed
+from playbook_utils.measure import record_communication
+from playbook_utils.workers import launch
+
+__all__ = ["CLIP", "GATHER", "RANKS_NEEDED", "REDUCE", "SHARD"]
+
+_SHAPES = ((3, 5), (7,), (2, 3))  # 28 numbers, which do not divide by 3
+_WEIGHT = (5, 3)
+
+
+def _verify_ranks_needed(attempt: Callable[[int, int, int], int | None]) -> None:
+    gb, b8 = 10**9, 8 * 10**9
+    cases = {
+        (b8, 80 * gb, 0): (None, "16 x 8 = 128 GB on each rank, whatever N is"),
+        (10**9, 80 * gb, 0): (1, "16 GB fit one rank"),
+        (10**9, 80 * gb, 3): (1, "16 GB fit one rank"),
+        (b8, 80 * gb, 1): (2, "32 GB stay, and 96 GB are divided"),
+        (b8, 33 * gb, 1): (96, "32 GB stay, and 96 GB are divided"),
+        (b8, 32 * gb, 1): (None, "params and grads stay: they fill the budget by themselves"),
+        (b8, 30 * gb, 2): (8, "16 GB of params stay; grads are divided from stage 2 on"),
+        (b8, 10 * gb, 2): (None, "the params stay whole in stage 2"),
+        (b8, 10 * gb, 3): (13, "everything is divided in stage 3: round up"),
+        (70 * gb, 10 * gb, 3): (112, "everything is divided in stage 3"),
+    }
+    for arguments, (expected, hint) in cases.items():
+        expect_equal(attempt(*arguments), expected, f"ranks_needed{arguments}", hint=hint)
+
+
+def _verify_shard(attempt: Callable[[Tensor, int, int], Tensor]) -> None:
+    for numel, world_size in ((12, 4), (10, 4), (9, 4), (2, 4), (7, 1)):
+        flat = torch.arange(1.0, numel + 1)
+        length = -(-numel // world_size)
+        padded = torch.cat([flat, flat.new_zeros(world_size * length - numel)])
+        for rank, expected in enumerate(padded.chunk(world_size)):
+            what = f"shard of {numel} numbers on {world_size} ranks"
+            hint = "rank r has the elements from r x length on, zeros where there are none left"
+            expect_close(attempt(flat, rank, world_size), expected, what, rank=rank, hint=hint)
+
+
+def _module() -> nn.Module:
+    """Odd sizes, a frozen parameter in the middle, gradients that differ from rank to rank."""
+    module = nn.Module()
+    for index, shape in enumerate(_SHAPES):
+        module.register_parameter(f"p{index}", nn.Parameter(torch.ones(shape).double()))
+    module.register_parameter("frozen", nn.Parameter(torch.ones(4), requires_grad=False))
+    torch.manual_seed(1 + dist.get_rank())
+    for param in module.parameters():
+        if param.requires_grad:
+            param.grad = torch.randn_like(param)
+    return module
+
+
+def _flat_grads(module: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def _run_reduce(attempt: Callable[[nn.Module], Tensor]) -> Any:
+    module = _module()
+    before = {id(p.grad) for p in module.parameters()}
+    with record_communication() as log:
+        shard = attempt(module)
+    left = sum(p.grad is not None for p in module.parameters())
+    gc.collect()
+    # A gradient may have been hidden elsewhere rather than freed.
+    alive = [t for t in gc.get_objects() if isinstance(t, Tensor) and id(t) in before]
+    shapes = {tuple(t.shape) for t in alive if t is not shard} & set(_SHAPES)
+    return shard, left, len(shapes), log.events
+
+
+def _verify_reduce(attempt: Callable[[nn.Module], Tensor]) -> None:
+    for world_size in (3, 2):
+        grads = launch(lambda: _flat_grads(_module()), world_size=world_size)
+        length = -(-grads[0].numel() // world_size)
+        mean = torch.zeros(length * world_size, dtype=torch.float64)
+        mean[: grads[0].numel()] = torch.stack(grads).mean(0)
+        results = launch(_run_reduce, attempt, world_size=world_size)
+        for rank, (shard, left, hidden, events) in enumerate(results):
+            hint = "a reduce-scatter adds up: divide by the number of ranks, and pad at the end"
+            expected = mean[rank * length :][:length]
+            expect_close(shard, expected, "shard of the average", rtol=1e-9, rank=rank, hint=hint)
+            hint = "an all-reduce would send twice as much; one flat tensor needs one call"
+            expect_calls(events, {"reduce_scatter": 1}, rank=rank, hint=hint)
+            hint = "set param.grad = None once it is copied"
+            expect_equal(left, 0, "parameters with a full gradient left", rank=rank, hint=hint)
+            hint = "something still refers to them: a list that outlives the call?"
+            expect_equal(hidden, 0, "full gradients still in memory", rank=rank, hint=hint)
+
+
+def _padded_weight(step: int, world_size: int) -> Tensor:
+    torch.manual_seed(step)
+    numel = _WEIGHT[0] * _WEIGHT[1]
+    length = -(-numel // world_size)
+    whole = torch.zeros(length * world_size, dtype=torch.float64)
+    whole[:numel] = torch.randn(numel, dtype=torch.float64)
+    return whole
+
+
+def _num_large(numel: int) -> int:
+    """How many tensors of at least `numel` elements are in memory."""
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if isinstance(t, Tensor)]
+    pieces = {t.untyped_storage()._cdata for t in tensors if t.numel() >= numel}
+    return len(pieces)
+
+
+def _run_gather(attempt: Callable[..., Any]) -> Any:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shard = _padded_weight(0, world_size).chunk(world_size)[rank].clone()
+    x = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    before = _num_large(_WEIGHT[0] * _WEIGHT[1])
+    outputs, events, kept = [], [], 0
+    linear = attempt(shard, _WEIGHT)
+    for step in range(2):
+        shard.copy_(_padded_weight(step, world_size).chunk(world_size)[rank])
+        with record_communication() as log:
+            outputs.append(linear(x))
+        events.append(log.events)
+        kept = max(kept, _num_large(_WEIGHT[0] * _WEIGHT[1]) - before)
+    return outputs, events, kept
+
+
+def _verify_gather(attempt: Callable[..., Any]) -> None:
+    numel = _WEIGHT[0] * _WEIGHT[1]
+    x = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    for world_size in (2, 4):
+        for rank, (outputs, events, kept) in enumerate(
+            launch(_run_gather, attempt, world_size=world_size)
+        ):
+            for step, output in enumerate(outputs):
+                weight = _padded_weight(step, world_size)[:numel].view(_WEIGHT)
+                after = " after the shards have changed" if step else ""
+                hint = "gather in every call; drop the padding before you reshape"
+                if step:
+                    hint = "a weight gathered before the optimizer's step is stale"
+                expect_close(
+                    output, x @ weight.T, f"output{after}", rtol=1e-9, rank=rank, hint=hint
+                )
+                hint = "one all-gather a call"
+                expect_calls(events[step], {"all_gather": 1}, rank=rank, hint=hint)
+            hint = "the whole weight must be a local variable of the call"
+            expect_equal(kept, 0, "whole weights in memory after a call", rank=rank, hint=hint)
+
+
+def _shards() -> list[Tensor]:
+    torch.manual_seed(10 + dist.get_rank())
+    return [torch.randn(5, dtype=torch.float64), torch.randn(2, dtype=torch.float64)]
+
+
+def _run_clip(attempt: Callable[[Sequence[Tensor], float], Any], max_norm: float) -> Any:
+    shards = _shards()
+    with record_communication() as log:
+        norm = attempt(shards, max_norm)
+    return shards, norm, log.events
+
+
+def _verify_clip(attempt: Callable[[Sequence[Tensor], float], Any]) -> None:
+    for world_size, max_norm in ((3, 0.5), (2, 1e6)):
+        before = launch(_shards, world_size=world_size)
+        norm = sum(float(s.square().sum()) for shards in before for s in shards) ** 0.5
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        results = launch(_run_clip, attempt, max_norm, world_size=world_size)
+        for rank, (shards, found, events) in enumerate(results):
+            value = found.item() if isinstance(found, Tensor) else found
+            if not isinstance(value, (int, float)):
+                raise CheckFailed(f"norm: found {found!r}, expected a number\nhint: return it")
+            hint = "of the whole gradient, before clipping: add up the squares of all ranks"
+            expect_close(value, norm, "norm", rtol=1e-6, rank=rank, hint=hint)
+            for shard, original in zip(shards, before[rank], strict=True):
+                hint = "max_norm / norm where the norm is larger, untouched where it is not"
+                expect_close(shard, original * scale, "shard", rtol=1e-5, rank=rank, hint=hint)
+            hint = "one number is enough: add the squares of all shards up first"
+            expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)
+
+
+RANKS_NEEDED = Exercise(
+    "ranks_needed",
+    "the smallest number of ranks on which a stage fits",
+    _verify_ranks_needed,
+)
+SHARD = Exercise("my_shard", "this rank's padded part of a flat tensor", _verify_shard)
+REDUCE = Exercise(
+    "reduce_and_free",
+    "this rank's shard of the average gradient, and no full gradient left",
+    _verify_reduce,
+)
+GATHER = Exercise(
+    "gathered_linear",
+    "a linear layer whose weight is whole only while it is used",
+    _verify_gather,
+)
+CLIP = Exercise("clip_shards", "clip by the norm of a gradient that is in shards", _verify_clip)

@@ -1,0 +1,181 @@
+"""Which rank's data is where: rows of boxes, one row a rank, before and after each step.
+
+Each box is one part of a rank's tensor, coloured by the ranks whose data is in it, so that the
+picture is made from what was really sent. Give each rank numbers that tell where they come from:
+`origin_code` writes a power of two a (rank, part), `origins` reads any sum of them back.
+
+    before = [[origin_code(rank, part, 3) for part in range(3)] for rank in range(3)]
+    after = launch(all_reduce_of, before, world_size=3)
+    show.pieces({"all_reduce": [before, after]}, parts=3)
+
+Left out: data that was changed by more than being copied and added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from matplotlib.patches import Rectangle
+
+from playbook_utils.show.diagrams import Canvas
+from playbook_utils.show.style import (
+    KIND_COLORS,
+    QUIET,
+    Picture,
+    rank_color,
+    text_color_on,
+)
+
+__all__ = ["origin_code", "origins", "pieces"]
+
+Grid = Sequence[Sequence[int]]
+"""One row a rank, one number a part; 0 is an empty box."""
+Messages = Iterable[tuple[int, int]]
+"""(source, destination) of each message of a step."""
+
+_GAP, _HEAD, _SIDE = 2.2, 1.5, 1.3
+
+
+def origin_code(rank: int, part: int, parts: int) -> int:
+    """The number that stands for part `part` of rank `rank`; sums of such numbers stay readable.
+
+    Raises ValueError for more than 62 of them: they would not fit an int64.
+    """
+    if not 0 <= part < parts or rank < 0 or rank * parts + part > 62:
+        raise ValueError(
+            f"rank {rank}, part {part} of {parts}: expected a part below {parts} and at most 62 "
+            "(rank, part) pairs, one bit of an int64 each"
+        )
+    return 1 << (rank * parts + part)
+
+
+def origins(number: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """The (rank, part) pairs whose codes add up to `number`, each of them at most once.
+
+    Raises ValueError for a negative number.
+    """
+    if number < 0:
+        raise ValueError(f"{number} is negative: expected a sum of `origin_code` numbers")
+    places = (bit for bit in range(number.bit_length()) if number >> bit & 1)
+    return tuple(divmod(bit, parts) for bit in places)
+
+
+def pieces(
+    stories: Mapping[str, Sequence[Grid]],
+    *,
+    parts: int,
+    messages: Mapping[str, Sequence[Messages]] | None = None,
+    columns: int = 1,
+    title: str = "",
+    description: str = "",
+) -> Picture:
+    """Draw {title: [state, next state, ...]}: every state a grid, ranks downwards.
+
+    Args:
+        stories: states as numbers made by `origin_code`, all with the same number of ranks.
+        parts: parts a rank's tensor was cut into, as given to `origin_code`.
+        messages: for a story, the messages of each step, drawn as arrows between its states.
+            Without them an arrow leads from each rank to those where its data is new.
+        columns: stories side by side.
+
+    Raises ValueError for no story, for states of different numbers of ranks, and for messages that
+    are not one list a step.
+    """
+    given = messages or {}
+    for name, states in stories.items():
+        _check(name, states, given.get(name))
+    if not stories:
+        raise ValueError("no stories to draw: pass {title: [state, next state]}")
+    widths = [_width(states) for states in stories.values()]
+    ranks = max(len(states[0]) for states in stories.values())
+    column, row = max(widths) + 1.2, ranks + _HEAD + 0.9
+    lines = -(-len(stories) // columns)
+    canvas = Canvas(width=column * columns, height=row * lines, title=title)
+    for place, (name, states) in enumerate(stories.items()):
+        x, y = column * (place % columns), row * (place // columns)
+        _draw_story(canvas, x, y, name, states, parts, given.get(name))
+    named = ", ".join(stories)
+    said = description or f"Whose data is on which rank, step by step: {named}."
+    return canvas.picture(said)
+
+
+def _check(name: str, states: Sequence[Grid], steps: Sequence[Messages] | None) -> None:
+    heights = {len(state) for state in states}
+    if len(heights) != 1 or 0 in heights:
+        raise ValueError(
+            f"{name!r} has states of {sorted(heights)} ranks: expected the same number in each"
+        )
+    if steps is not None and len(steps) != len(states) - 1:
+        raise ValueError(
+            f"{name!r} has {len(states)} states and messages of {len(steps)} steps: expected one "
+            "list of messages between each two states"
+        )
+
+
+def _cells(state: Grid) -> int:
+    return max((len(row) for row in state), default=0)
+
+
+def _width(states: Sequence[Grid]) -> float:
+    return _SIDE + sum(_cells(state) for state in states) + _GAP * (len(states) - 1)
+
+
+def _draw_story(
+    canvas: Canvas,
+    x: float,
+    y: float,
+    name: str,
+    states: Sequence[Grid],
+    parts: int,
+    steps: Sequence[Messages] | None,
+) -> None:
+    canvas.text(x, y + 0.35, name, ha="left", fontsize=9.5, fontweight="bold")
+    left, top = x + _SIDE, y + _HEAD - 0.5
+    for rank in range(len(states[0])):
+        middle = top + rank + 0.45
+        canvas.text(x + _SIDE - 0.25, middle, f"{rank}", ha="right", fontsize=8, color=QUIET)
+    for number, state in enumerate(states):
+        before = states[number - 1] if number else None
+        for rank, row in enumerate(state):
+            for part, code in enumerate(row):
+                old = before[rank] if before is not None and rank < len(before) else None
+                changed = old is not None and (part >= len(old) or old[part] != code)
+                _draw_cell(canvas, left + part, top + rank, origins(code, parts), changed)
+        right = left + _cells(state)
+        if number + 1 < len(states):
+            after = states[number + 1]
+            given = steps[number] if steps is not None else _new_data(state, after, parts)
+            for source, destination in sorted(set(given)):
+                start, end = (right + 0.15, top + source + 0.45), (0.0, top + destination + 0.45)
+                canvas.arrow(start, (right + _GAP - 0.15, end[1]), color=rank_color(source))
+        left = right + _GAP
+
+
+def _draw_cell(
+    canvas: Canvas, x: float, y: float, found: tuple[tuple[int, int], ...], changed: bool
+) -> None:
+    """A box, striped by the ranks that contributed; its edge is bold where it is new."""
+    side = 0.9
+    for place, (rank, _) in enumerate(found):
+        stripe = side / len(found)
+        patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
+        canvas.axes.add_patch(patch)
+    edge = KIND_COLORS["communication"] if changed and found else "#CCCCCC"
+    width = 1.8 if changed and found else 0.6
+    frame = Rectangle((x, y), side, side, fill=False, edgecolor=edge, linewidth=width)
+    canvas.axes.add_patch(frame)
+    if len(found) == 1:
+        ((rank, part),) = found
+        ink = text_color_on(rank_color(rank))
+        label = f"{chr(ord('A') + rank)}{part}"
+        canvas.text(x + side / 2, y + side / 2, label, fontsize=8, color=ink)
+
+
+def _new_data(before: Grid, after: Grid, parts: int) -> list[tuple[int, int]]:
+    """(source, destination) where a rank holds data of another that it did not hold before."""
+    found = []
+    for rank, row in enumerate(after):
+        held = {pair for code in before[rank] for pair in origins(code, parts)}
+        new = {pair for code in row for pair in origins(code, parts)} - held
+        found += [(source, rank) for source, _ in new if source != rank]
+    return found

@@ -1,0 +1,66 @@
+"""Who holds what under ZeRO: a bar a rank, in which what is cut into shards is drawn as a sliver.
+
+    show.zero_diagram(4)
+
+Widths are bytes a parameter: 2 for BF16 params, 2 for BF16 grads, 12 for Adam's FP32 optimizer
+states (Rajbhandari et al. 2020, figure 1). Left out: activations, which ZeRO does not cut.
+"""
+
+from __future__ import annotations
+
+from playbook_utils.show.diagrams import Canvas
+from playbook_utils.show.style import CATEGORY_COLORS, QUIET, Picture
+
+__all__ = ["zero_diagram"]
+
+_BYTES = {"params": 2, "grads": 2, "optimizer_states": 12}
+_STAGES = ("stage 0", "stage 1", "stage 2", "stage 3")
+_SHARDED_FROM = {"params": 3, "grads": 2, "optimizer_states": 1}
+
+
+def zero_diagram(world_size: int = 4) -> Picture:
+    """What each rank holds in stages 0 to 3, to scale; a pale outline shows what it gave up.
+
+    world_size: number of ranks drawn, 1 to 8.
+    """
+    if not 1 <= world_size <= 8:
+        raise ValueError(f"world_size is {world_size}; expected 1 to 8, more do not fit a drawing")
+    total = sum(_BYTES.values())
+    left, row, gap = 2.9, 0.5, 0.55
+    height = 0.9 + len(_STAGES) * (world_size * row + gap)
+    canvas = Canvas(width=left + total + 2.6, height=height)
+    x = left
+    for kind, size in _BYTES.items():
+        name = "optimizer states: weights, momentum, variance in FP32" if size > 2 else kind
+        canvas.text(x + size / 2, 0.4, name, fontsize=9)
+        x += size
+    for stage, name in enumerate(_STAGES):
+        top = 0.9 + stage * (world_size * row + gap)
+        canvas.text(0.1, top + world_size * row / 2, name, ha="left", fontweight="bold")
+        for rank in range(world_size):
+            _draw_rank(canvas, left, top + rank * row, row, stage, rank, world_size)
+        held = sum(s / (world_size if stage >= _SHARDED_FROM[k] else 1) for k, s in _BYTES.items())
+        middle = top + world_size * row / 2
+        canvas.text(left + total + 0.2, middle, f"{held:.3g} bytes a\nparameter", ha="left")
+    return canvas.picture(
+        f"What each of {world_size} ranks holds: in stage 0 all params, grads and optimizer "
+        f"states; in stage 1 a {_part(world_size)} of the optimizer states; in stage 2 also of the "
+        "grads; in stage 3 also of the params. Each rank holds another part."
+    )
+
+
+def _draw_rank(
+    canvas: Canvas, left: float, y: float, row: float, stage: int, rank: int, world_size: int
+) -> None:
+    canvas.text(left - 0.2, y + row / 2 - 0.04, f"rank {rank}", ha="right", fontsize=8, color=QUIET)
+    for kind, size in _BYTES.items():
+        canvas.box(left, y, size - 0.06, row - 0.1)
+        sharded = stage >= _SHARDED_FROM[kind]
+        width = (size - 0.06) / (world_size if sharded else 1)
+        place = left + (rank * width if sharded else 0.0)
+        canvas.box(place, y, width, row - 0.1, color=CATEGORY_COLORS[kind])
+        left += size
+
+
+def _part(world_size: int) -> str:
+    return "whole" if world_size == 1 else "half" if world_size == 2 else f"1/{world_size}"

@@ -1,0 +1,395 @@
+"""The collectives of lesson 05, imported from its cells, against PyTorch's and the formulas.
+
+The lesson shows some world sizes and types; here they meet all of 1 to 8, every type that gloo
+adds, lengths that do not divide, subgroups, and planted bugs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import playbook_utils  # noqa: F401 (makes `notebooks` importable)
+from notebooks.collectives import (
+    average_is_sound,
+    exchange,
+    hierarchical_all_reduce,
+    recursive_doubling_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    ring_sent_bytes,
+    root_all_reduce,
+    tree_broadcast,
+    two_levels,
+)
+from playbook_utils.errors import CheckFailed, LaunchError, LaunchTimeout
+from playbook_utils.exercises.collectives import expect_ring
+from playbook_utils.measure import record_communication
+from playbook_utils.notebooks import export_script
+from playbook_utils.predict.collective_time import collective_cost
+from playbook_utils.predict.communication import wire_bytes
+from playbook_utils.predict.hierarchy import flat_ring_time_s, two_level_cost
+from playbook_utils.predict.link import Link
+from playbook_utils.predict.message_clock import replay_s
+from playbook_utils.workers import launch
+
+ALL_REDUCES = {
+    "root": root_all_reduce,
+    "ring": ring_all_reduce,
+    "recursive_doubling": recursive_doubling_all_reduce,
+}
+NAMES = "float32 float64 bfloat16 float16 int8 uint8 int32 int64 complex64 complex128"
+DTYPES = [getattr(torch, name) for name in NAMES.split()]
+LENGTHS = (0, 1, 2, 3, 5, 7, 8, 9, 30, 1001)
+FAST, SLOW = Link(1e-6, 4e11), Link(1e-5, 5e10)
+
+
+def numbers(dtype: torch.dtype, numel: int) -> torch.Tensor:
+    """Small whole numbers that differ by rank: sums are exact in every type."""
+    torch.manual_seed(1000 * numel + dist.get_rank())
+    return torch.randint(0, 8, (numel,)).to(dtype)
+
+
+CASES = [(torch.float32, numel) for numel in LENGTHS]
+CASES += [(dtype, numel) for dtype in DTYPES for numel in (0, 3, 11)]
+
+
+def differing(collectives: list[Callable], reference: Callable, group_of: Any = None) -> list:
+    """(collective, type, length) of each result that is not the reference's."""
+    group = group_of() if group_of else None
+    wrong = []
+    for dtype, numel in CASES:
+        expected = numbers(dtype, numel)
+        reference(expected, group=group)
+        for place, collective in enumerate(collectives):
+            tensor = numbers(dtype, numel)
+            collective(tensor, group=group)
+            if not torch.equal(tensor, expected):
+                wrong.append((place, dtype, numel))
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_all_reduces_are_pytorch_s(world_size: int) -> None:
+    mine = list(ALL_REDUCES.values())
+    found = launch(differing, mine, dist.all_reduce, world_size=world_size)
+    assert found == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_the_tree_s_broadcast_is_pytorch_s_from_any_source(world_size: int) -> None:
+    src = (world_size * 2) // 3
+    mine, theirs = partial(tree_broadcast, src=src), partial(dist.broadcast, src=src)
+    assert launch(differing, [mine], theirs, world_size=world_size) == [[]] * world_size
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_the_halves_of_the_ring(world_size: int) -> None:
+    def halves() -> bool:
+        for numel in LENGTHS:
+            tensor = numbers(torch.float64, numel)
+            total = tensor.clone()
+            dist.all_reduce(total)
+            own = ring_reduce_scatter(tensor)
+            assert own.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+            assert torch.equal(own, total.tensor_split(world_size)[dist.get_rank()])
+            gathered = torch.full_like(tensor, -1)
+            gathered.tensor_split(world_size)[dist.get_rank()].copy_(own)
+            ring_all_gather(gathered)
+            assert torch.equal(gathered, total)
+        return True
+
+    assert launch(halves, world_size=world_size) == [True] * world_size
+
+
+def test_what_gloo_cannot_add_can_be_sent_and_bool_is_a_logical_or() -> None:
+    def work() -> tuple[list, list, list]:
+        float8 = torch.full((5,), float(dist.get_rank())).to(torch.float8_e4m3fn)
+        tree_broadcast(float8, src=1)
+        results = []
+        for all_reduce in (ring_all_reduce, recursive_doubling_all_reduce):
+            flags = torch.arange(5) == dist.get_rank()
+            all_reduce(flags)
+            results.append(flags.view(torch.uint8).tolist())  # gloo's own leaves 3s here
+        return float8.float().tolist(), *results
+
+    assert launch(work, world_size=3) == [([1.0] * 5, [1, 1, 1, 0, 0], [1, 1, 1, 0, 0])] * 3
+
+
+def test_all_ranks_end_with_the_same_bits() -> None:
+    def bits() -> list[torch.Tensor]:
+        torch.manual_seed(dist.get_rank())
+        tensors = [torch.randn(1001) for _ in ALL_REDUCES]
+        for all_reduce, tensor in zip(ALL_REDUCES.values(), tensors, strict=True):
+            all_reduce(tensor)
+        return tensors
+
+    first, *others = launch(bits, world_size=7)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_shapes_scalars_and_parameters() -> None:
+    def work() -> bool:
+        for collective in (*ALL_REDUCES.values(), tree_broadcast):
+            with torch.no_grad():
+                param = torch.nn.Parameter(torch.full((3, 5), dist.get_rank() + 1.0))
+                collective(param)
+            expected = 1.0 if collective is tree_broadcast else 6.0
+            assert torch.equal(param, torch.full((3, 5), expected)) and param.requires_grad
+            scalar = torch.tensor(dist.get_rank() + 1.0)
+            collective(scalar)
+            assert scalar.shape == () and scalar.item() == expected
+        return True
+
+    assert launch(work, world_size=3) == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["ring", "recursive_doubling"])
+def test_a_tensor_that_is_not_contiguous_is_refused_not_ignored(name: str) -> None:
+    def work() -> None:
+        ALL_REDUCES[name](torch.ones(4, 3).t())
+
+    with pytest.raises(LaunchError, match="view"):
+        launch(work, world_size=2)
+
+
+def test_subgroups_count_their_own_ranks() -> None:
+    def odd_or_even() -> Any:
+        n = dist.get_world_size()
+        groups = [dist.new_group(range(first, n, 2)) for first in (0, 1)]
+        return groups[dist.get_rank() % 2]
+
+    mine = list(ALL_REDUCES.values())
+    assert launch(differing, mine, dist.all_reduce, odd_or_even, world_size=5) == [[]] * 5
+    mine, theirs = [partial(tree_broadcast, src=1)], partial(dist.broadcast, group_src=1)
+    assert launch(differing, mine, theirs, odd_or_even, world_size=5) == [[]] * 5
+
+
+def record(collectives: list[Callable], numels: list[int], dtype: Any = torch.float32) -> Any:
+    """The calls of each collective at each length, in order."""
+    found = []
+    for collective in collectives:
+        for numel in numels:
+            with record_communication() as log:
+                collective(numbers(dtype, numel))
+            found.append(log.events)
+    return found
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_messages_bytes_and_time_are_as_predicted(world_size: int) -> None:
+    collectives = [*ALL_REDUCES.values(), tree_broadcast]
+    recorded = zip(*launch(record, collectives, [840], world_size=world_size), strict=True)
+    for name, events in zip([*ALL_REDUCES, "tree"], recorded, strict=True):
+        op = "broadcast" if name == "tree" else "all_reduce"
+        cost = collective_cost(op, 4 * 840, world_size, name)
+        assert max(replay_s(events, Link(1.0, float("inf")))) == cost.messages
+        assert max(replay_s(events, Link(0.0, 1.0))) == pytest.approx(cost.path_bytes)
+        for link in (FAST, SLOW):
+            assert max(replay_s(events, link)) == pytest.approx(cost.time_s(link), rel=1e-9)
+        sent = [sum(e.wire_bytes for e in calls) for calls in events]
+        assert max(sent) == cost.sent_bytes
+        if name == "tree":
+            assert sum(sent) == (world_size - 1) * 3360
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_the_ring_s_bytes_are_exact_for_any_length(n: int) -> None:
+    numels = [*LENGTHS, 840]
+    recorded = launch(record, [ring_all_reduce], numels, torch.int64, world_size=n)
+    for numel, events in zip(numels, zip(*recorded, strict=True), strict=True):
+        sent = [sum(e.payload_bytes for e in calls if e.op == "send") for calls in events]
+        received = [sum(e.payload_bytes for e in calls if e.op == "recv") for calls in events]
+        assert sent == ring_sent_bytes(numel, 8, n)
+        assert sum(sent) == sum(received) == 2 * (n - 1) * 8 * numel
+        assert [len(calls) for calls in events] == [4 * (n - 1)] * n
+        if numel % n == 0:
+            assert set(sent) == set(received) == {wire_bytes("all_reduce", 8 * numel, n)}
+        else:
+            assert all(abs(s - 8 * numel * 2 * (n - 1) / n) < 2 * 8 for s in sent)
+        expect_ring(events, 8 * numel)
+
+
+def pretend(kind: str, tensor: torch.Tensor, reverse: Any) -> None:
+    """Right sums by other means than a ring to the right."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if kind == "pytorch":
+        dist.all_reduce(tensor)
+    elif kind == "root":
+        root_all_reduce(tensor)
+    elif kind == "doubling":
+        recursive_doubling_all_reduce(tensor)
+    elif kind == "ring and a call":
+        ring_all_reduce(tensor)
+        dist.barrier()
+    elif kind == "whole tensors":
+        passing, incoming = tensor.clone(), torch.empty_like(tensor)
+        for step in range(2 * (n - 1)):
+            exchange(passing, (rank + 1) % n, incoming, (rank - 1) % n)
+            passing, incoming = incoming, passing
+            if step < n - 1:
+                tensor += passing
+    elif kind == "a hidden call and empty messages":
+        for _ in range(2 * (n - 1)):
+            exchange(tensor[:0], (rank + 1) % n, tensor[:0].clone(), (rank - 1) % n)
+        dist.all_reduce(tensor)
+    elif kind == "left":
+        ring_all_reduce(tensor, group=reverse)
+
+
+KINDS = [
+    *("pytorch", "root", "doubling", "ring and a call", "whole tensors"),
+    *("a hidden call and empty messages", "left"),
+]
+
+
+def test_impostors_are_seen_through() -> None:
+    def work() -> Any:
+        reverse, found = dist.new_group([3, 2, 1, 0], sort_ranks=False), []
+        for kind in KINDS:
+            tensor = numbers(torch.float32, 12)
+            total = tensor.clone()
+            dist.all_reduce(total)
+            with record_communication() as log:
+                pretend(kind, tensor, reverse)
+            assert torch.equal(tensor, total)  # the result is right
+            found.append(log.events)
+        return found
+
+    for kind, events in zip(KINDS, zip(*launch(work, world_size=4), strict=True), strict=True):
+        with pytest.raises(CheckFailed, match="hint: "):
+            expect_ring(events, 48)
+        if kind == "left":
+            expect_ring(events, 48, direction=-1)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "nodes"), [(1, 3), (3, 1), (2, 2), (2, 3), (4, 2)])
+def test_two_levels_sum_and_send_as_predicted(ranks_per_node: int, nodes: int) -> None:
+    n, numel = ranks_per_node * nodes, 48
+
+    def work() -> Any:
+        groups = two_levels(ranks_per_node)
+        for length in (0, 1, 5, 1001):
+            tensor = numbers(torch.float64, length)
+            total = tensor.clone()
+            dist.all_reduce(total)
+            hierarchical_all_reduce(tensor, *groups)
+            assert torch.equal(tensor, total)
+        both = record([lambda tensor: hierarchical_all_reduce(tensor, *groups)], [numel])
+        return both[0]
+
+    events = launch(work, world_size=n)
+    cost = two_level_cost(4 * numel, ranks_per_node, nodes)
+
+    def is_inside(source: int, destination: int) -> bool:
+        return source // ranks_per_node == destination // ranks_per_node
+
+    for calls in events:
+        sends = [e for e in calls if e.op == "send"]
+        inside = sum(e.wire_bytes for e in sends if is_inside(*e.group))
+        between = sum(e.wire_bytes for e in sends if not is_inside(*e.group))
+        assert inside == pytest.approx(cost.node.sent_bytes)
+        assert between == pytest.approx(cost.network.sent_bytes)
+    link_of: Callable = lambda a, b: FAST if is_inside(a, b) else SLOW  # noqa: E731
+    assert max(replay_s(events, link_of)) == pytest.approx(cost.time_s(FAST, SLOW), rel=1e-9)
+
+
+@pytest.mark.parametrize(("ranks_per_node", "nodes"), [(2, 2), (4, 2), (2, 3)])
+def test_the_single_ring_over_nodes_goes_at_the_pace_of_its_slow_links(
+    ranks_per_node: int, nodes: int
+) -> None:
+    recorded = launch(record, [ring_all_reduce], [840], world_size=ranks_per_node * nodes)
+    events = [calls for (calls,) in recorded]
+
+    def link_of(source: int, destination: int) -> Link:
+        return FAST if source // ranks_per_node == destination // ranks_per_node else SLOW
+
+    predicted_s = flat_ring_time_s(3360, ranks_per_node, nodes, FAST, SLOW)
+    assert max(replay_s(events, link_of)) == pytest.approx(predicted_s, rel=1e-9)
+
+
+def test_nodes_that_do_not_fill_the_world_are_refused() -> None:
+    with pytest.raises(LaunchError, match="5 ranks do not make nodes of 2"):
+        launch(two_levels, 2, world_size=5)
+
+
+def test_the_probe_of_the_average_sees_a_sum() -> None:
+    sound = {"all_reduce": True, "reduce": True, "reduce_scatter": True}
+    assert launch(average_is_sound, world_size=3) == [sound] * 3
+
+    def with_the_bug() -> dict[str, bool]:
+        real = dist.reduce_scatter
+
+        def summing(output: Any, inputs: Any, op: Any = None, group: Any = None) -> None:
+            real(output, inputs, op=dist.ReduceOp.SUM, group=group)
+
+        with mock.patch.object(dist, "reduce_scatter", summing):
+            return average_is_sound()
+
+    assert launch(with_the_bug, world_size=2) == [sound | {"reduce_scatter": False}] * 2
+
+
+BUGS = {
+    "one step short": ("for step in range(n - 1):\n        outgoing = chunks",
+                       "for step in range(n - 2):\n        outgoing = chunks"),
+    "chunk off by one": ("chunks[(rank - step - 2) % n]", "chunks[(rank - step - 3) % n]"),
+    "not added": ("growing += incoming", "growing.copy_(incoming)"),
+    "gather starts wrong": ("chunks[(rank - step) % n], chunks", "chunks[(rank + step) % n], "
+                            "chunks"),
+    "remainder forgotten": ("extra = n - power", "extra = 0"),
+    "wrong partner": ("2 * partner + 1 if", "2 * partner if"),
+    "result not handed back": ("    if paired:\n        dist.send(flat, group=group, group_dst="
+                               "rank - 1)", "    if False:\n        pass"),
+    "source ignored": ("place, distance = (rank - src) % n, 1", "place, distance = rank, 1"),
+    "tree too short": ("while distance < n:\n        if place", "while 2 * distance < n:\n"
+                       "        if place"),
+    "send before recv": ("for work in dist.batch_isend_irecv(calls):\n        work.wait()",
+                         "dist.send(outgoing, group=group, group_dst=to)\n    "
+                         "dist.recv(incoming, group=group, group_src=source)"),
+}  # fmt: skip
+
+
+def all_of(names: dict[str, Any]) -> bool:
+    for collective in ("ring_all_reduce", "recursive_doubling_all_reduce", "tree_broadcast"):
+        tensor = numbers(torch.float64, 10)  # equal chunks: bugs give wrong sums, not aborts
+        expected = tensor.clone()
+        if collective == "tree_broadcast":
+            dist.broadcast(expected, src=2)
+            names[collective](tensor, src=2)
+        else:
+            dist.all_reduce(expected)
+            names[collective](tensor)
+        if not torch.equal(tensor, expected):
+            return False
+    return True
+
+
+def run_source(source: str) -> bool:
+    names: dict[str, Any] = {"__name__": "broken"}
+    exec(compile(source, "<broken>", "exec"), names)
+    return all_of(names)
+
+
+def test_the_exported_cells_stand_alone() -> None:
+    source = export_script("05").split("if __name__")[0]
+    assert launch(run_source, source, world_size=5) == [True] * 5
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    source = export_script("05").split("if __name__")[0]
+    old, new = BUGS[bug]
+    assert old in source
+    try:
+        found = launch(run_source, source.replace(old, new), world_size=5, collective_timeout_s=2)
+    except LaunchTimeout:
+        return  # a rank waits for a message that nobody sends
+    assert False in found

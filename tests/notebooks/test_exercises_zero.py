@@ -1,0 +1,104 @@
+"""Lesson 07's exercises three ways: stub -> not solved yet, solution -> passed, bugs -> failed."""
+
+from __future__ import annotations
+
+from tests.notebooks.exercises import Lesson, ThreeWays
+
+LESSON = Lesson.read("07_zero")
+
+# what is wrong: (function, what stands there, what is put in its place, what the check says)
+BUGS = {
+    "stays and is divided": (
+        "ranks_needed",
+        "budget_bytes - (16 - cut) * num_params",
+        "budget_bytes",
+        "128 GB on each rank",
+    ),
+    "rounded down": ("ranks_needed", "-(-cut * num_params // room)", "cut * num_params // room",
+                     "round up"),
+    "grads from stage 1 on": ("ranks_needed", "1: 12", "1: 14", "32 GB stay"),
+    "never impossible": ("ranks_needed", "return None", "return 10**6", "found 1000000"),
+    "without the master": ("ranks_needed", "(16 - cut)", "(12 - cut)", "ranks_needed"),
+    "shard off by one": ("my_shard", "flat[rank * length :", "flat[rank * length + 1 :", "rank r"),
+    "one short": ("my_shard", "(rank + 1) * length]", "(rank + 1) * length - 1]", "rank r"),
+    "remainder lost": ("my_shard", "-(-flat.numel() // world_size)", "flat.numel() // world_size",
+                       "shape"),
+    "not padded": ("my_shard", "torch.cat([mine, flat.new_zeros(length - mine.numel())])", "mine",
+                   "shape"),
+    "padded in front": ("my_shard", "[mine, flat.new_zeros(length - mine.numel())]",
+                        "[flat.new_zeros(length - mine.numel()), mine]", "zeros where"),
+    "missing average": ("reduce_and_free", " / n\n", "\n", "divide by the number of ranks"),
+    "un-freed gradient": ("reduce_and_free", "module.zero_grad()", "pass",
+                          "parameters with a full gradient left"),
+    "zeroed, not freed": ("reduce_and_free", "module.zero_grad()",
+                          "module.zero_grad(set_to_none=False)",
+                          "param.grad = None"),
+    "kept in a list": (
+        "reduce_and_free",
+        "module.zero_grad()",
+        "torch.__dict__.setdefault('_kept', []).extend(p.grad for p in module.parameters())\n"
+        "    module.zero_grad()",
+        "still in memory",
+    ),
+    "all-reduce and slice": (
+        "reduce_and_free",
+        "dist.reduce_scatter_single(mine, whole)",
+        "dist.all_reduce(whole)\n    mine = whole.chunk(n)[dist.get_rank()].clone()",
+        "an all-reduce would send twice",
+    ),
+    "the neighbour's shard": (
+        "reduce_and_free",
+        "dist.reduce_scatter_single(mine, whole)",
+        "dist.reduce_scatter_single(mine, whole.roll(length))",
+        "shard of the average",
+    ),
+    "stale gather": (
+        "gathered_linear",
+        "    def linear(x):\n"
+        "        whole = shard.new_empty(shard.numel() * dist.get_world_size())\n"
+        "        dist.all_gather_single(whole, shard)\n",
+        "    whole = shard.new_empty(shard.numel() * dist.get_world_size())\n"
+        "    dist.all_gather_single(whole, shard)\n\n"
+        "    def linear(x):\n",
+        "found {}, expected {'all_gather': 1}",
+    ),
+    "gathered once, on first use": (
+        "gathered_linear",
+        "        whole = shard.new_empty(shard.numel() * dist.get_world_size())\n"
+        "        dist.all_gather_single(whole, shard)\n",
+        "        if not hasattr(linear, 'whole'):\n"
+        "            linear.whole = shard.new_empty(shard.numel() * dist.get_world_size())\n"
+        "            dist.all_gather_single(linear.whole, shard)\n"
+        "        whole = linear.whole\n",
+        "stale",
+    ),
+    "kept after use": (
+        "gathered_linear",
+        "        weight =",
+        "        linear.kept = whole\n        weight =",
+        "whole weights in memory after a call",
+    ),
+    "padding not dropped": ("gathered_linear", "whole[: shape[0] * shape[1]].view(shape)",
+                            "whole[-shape[0] * shape[1] :].view(shape)", "drop the padding"),
+    "norms added": ("clip_shards", "square = sum(shard.square().sum() for shard in shards)",
+                    "square = sum(shard.norm() for shard in shards) ** 2", "add up the squares"),
+    "own norm only": ("clip_shards", "dist.all_reduce(square)",
+                      "dist.all_reduce(square.clone())", "norm"),
+    "an all-reduce a shard": (
+        "clip_shards",
+        "    square = sum(shard.square().sum() for shard in shards)\n    dist.all_reduce(square)",
+        "    squares = [shard.square().sum() for shard in shards]\n"
+        "    [dist.all_reduce(square) for square in squares]\n    square = sum(squares)",
+        "one number is enough",
+    ),
+    "scaled up": ("clip_shards", ".clamp(max=1)", "", "untouched where it is not"),
+    "norm after clipping": ("clip_shards", "return norm", "return norm.clamp(max=max_norm)",
+                            "before clipping"),
+    "not clipped": ("clip_shards", "shard *= (max_norm / (norm + 1e-6)).clamp(max=1)", "pass",
+                    "shard"),
+}  # fmt: skip
+
+
+class TestExercises(ThreeWays):
+    lesson = LESSON
+    bugs = BUGS

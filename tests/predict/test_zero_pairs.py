@@ -1,0 +1,34 @@
+"""The paired runs: what the lesson says of them, from the stored rows."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from playbook_utils.predict.zero_pairs import zero_pairs
+
+
+def test_medians() -> None:
+    pairs = zero_pairs()
+    assert len(pairs) == len(set(pairs)) == 140
+    assert median(pair.throughput_ratio for pair in pairs) == pytest.approx(1.006, abs=5e-4)
+    assert median(pair.allocated_ratio for pair in pairs) == pytest.approx(0.616, abs=5e-4)
+    assert median(pair.reserved_ratio for pair in pairs) == pytest.approx(0.735, abs=5e-4)
+
+
+def test_rows_are_plausible() -> None:
+    for pair in zero_pairs():
+        assert pair.dp >= 2
+        assert pair.allocated_ratio < 1  # ZeRO-1 always allocates less
+        for allocated, reserved in zip(pair.allocated_gib, pair.reserved_gib, strict=True):
+            assert 0 < allocated <= reserved < 80
+
+
+def test_pure_data_parallel_runs_hold_what_the_book_counts() -> None:
+    pure = [pair for pair in zero_pairs() if (pair.tp, pair.pp) == (1, 1)]
+    assert len(pure) == 7
+    for pair in pure:
+        before, after = (gib * 2**30 / 1.34e9 for gib in pair.allocated_gib)
+        assert before == pytest.approx(20, rel=0.01)  # 2 + 6 + 12 bytes a parameter
+        assert 2 < after - (8 + 12 / pair.dp) < 2.4

@@ -1,0 +1,97 @@
+"""Whose data is where."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+from playbook_utils import show
+from playbook_utils.show import origin_code, origins
+from playbook_utils.show.style import KIND_COLORS, rank_color
+from tests.show.drawn import flaws, texts
+
+
+def codes(ranks: int, parts: int) -> list[list[int]]:
+    return [[origin_code(r, p, parts) for p in range(parts)] for r in range(ranks)]
+
+
+def summed(ranks: int, parts: int) -> list[list[int]]:
+    columns = zip(*codes(ranks, parts), strict=True)
+    return [[sum(column) for column in columns]] * ranks
+
+
+def arrows(picture: show.Picture) -> list[tuple[float, float]]:
+    """(y of the start, y of the end) of each arrow, in rows."""
+    (axes,) = picture.figure.axes
+    ends = [p._posA_posB for p in axes.patches if isinstance(p, FancyArrowPatch)]
+    return sorted((round(a[1] - 1.45), round(b[1] - 1.45)) for a, b in ends)
+
+
+def test_codes_and_their_sums_tell_where_they_come_from() -> None:
+    assert origins(origin_code(2, 1, 3), 3) == ((2, 1),)
+    for parts in (1, 3, 5):
+        everything = [(r, p) for r in range(4) for p in range(parts)]
+        total = sum(origin_code(r, p, parts) for r, p in everything)
+        assert list(origins(total, parts)) == everything
+    assert origins(0, 3) == ()
+
+
+@pytest.mark.parametrize(("rank", "part", "parts"), [(-1, 0, 3), (0, 3, 3), (0, -1, 3), (21, 0, 3)])
+def test_codes_that_do_not_fit_are_refused(rank: int, part: int, parts: int) -> None:
+    with pytest.raises(ValueError, match="expected a part below"):
+        origin_code(rank, part, parts)
+    with pytest.raises(ValueError, match="negative"):
+        origins(-1, 3)
+
+
+def test_boxes_have_the_colours_of_those_who_contributed() -> None:
+    picture = show.pieces({"all_reduce": [codes(3, 3), summed(3, 3)]}, parts=3)
+    (axes,) = picture.figure.axes
+    stripes = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_fill()]
+    colors = [tuple(round(c, 3) for c in p.get_facecolor()[:3]) for p in stripes]
+    for rank in range(3):
+        rgb = tuple(round(int(rank_color(rank)[i : i + 2], 16) / 255, 3) for i in (1, 3, 5))
+        # Before: its own three boxes. After: a stripe in each of nine.
+        assert colors.count(rgb) == 3 + 9
+    heights = [round(p.get_height(), 3) for p in stripes]
+    assert heights.count(0.9) == 9 and heights.count(0.3) == 27  # whole boxes, then thirds
+    labels = {t.get_text() for t in texts(picture)}
+    assert {"A0", "B1", "C2", "all_reduce", "0", "1", "2"} <= labels
+    new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
+    assert len(new) == 9 and not any(p.get_fill() for p in new)
+    assert KIND_COLORS["communication"]
+
+
+def test_arrows_lead_from_whose_data_it_is() -> None:
+    before = codes(3, 1)
+    gathered = [[1, 2, 4], before[1], before[2]]
+    picture = show.pieces({"gather": [before, gathered]}, parts=1)
+    assert arrows(picture) == [(1, 0), (2, 0)]
+    same = show.pieces({"nothing": [before, before]}, parts=1)
+    assert arrows(same) == []
+    own = show.pieces({"made here": [[[0], [0]], codes(2, 1)]}, parts=1)
+    assert arrows(own) == []  # nobody sent it
+
+
+def test_given_messages_are_drawn_instead() -> None:
+    states = [codes(3, 3), codes(3, 3), summed(3, 3)]
+    steps = [[(0, 1), (0, 1)], [(2, 0)]]
+    picture = show.pieces({"ring": states}, parts=3, messages={"ring": steps})
+    assert arrows(picture) == [(0, 1), (2, 0)]
+
+
+@pytest.mark.parametrize(("stories", "columns", "ranks"), [(1, 1, 2), (8, 4, 3), (2, 1, 5)])
+def test_it_stays_readable(stories: int, columns: int, ranks: int) -> None:
+    one = [codes(ranks, ranks), summed(ranks, ranks)]
+    picture = show.pieces({f"story {i}": one for i in range(stories)}, parts=ranks, columns=columns)
+    assert flaws(picture) == []
+    assert "story 0" in repr(picture)
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="no stories"):
+        show.pieces({}, parts=3)
+    with pytest.raises(ValueError, match=r"states of \[2, 3\] ranks"):
+        show.pieces({"a": [codes(2, 2), codes(3, 2)]}, parts=2)
+    with pytest.raises(ValueError, match="messages of 2 steps"):
+        show.pieces({"a": [codes(2, 2)] * 2}, parts=2, messages={"a": [[], []]})

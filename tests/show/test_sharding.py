@@ -1,0 +1,46 @@
+"""The drawing of ZeRO's stages: widths to scale, one part a rank."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.patches import FancyBboxPatch
+
+from playbook_utils.show import color_of, zero_diagram
+from tests.show.drawn import flaws, texts
+
+
+def widths(world_size: int, kind: str) -> list[float]:
+    axes = zero_diagram(world_size).figure.axes[0]
+    color = color_of(kind).lower()
+    boxes = [patch for patch in axes.patches if isinstance(patch, FancyBboxPatch)]
+    return [box.get_width() for box in boxes if to_hex(box.get_facecolor()) == color]
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+@pytest.mark.parametrize(("kind", "size", "first"), [
+    ("params", 2, 3), ("grads", 2, 2), ("optimizer_states", 12, 1),
+])  # fmt: skip
+def test_widths_are_bytes(world_size: int, kind: str, size: int, first: int) -> None:
+    found = widths(world_size, kind)
+    assert len(found) == 4 * world_size
+    for stage in range(4):
+        part = found[stage * world_size : (stage + 1) * world_size]
+        expected = size / (world_size if stage >= first else 1)
+        assert part == pytest.approx([expected] * world_size, rel=0.04)  # a gap between boxes
+
+
+def test_bytes_are_written_beside_the_stages() -> None:
+    said = " ".join(text.get_text() for text in texts(zero_diagram(4)))
+    assert [f"{size} bytes" in said for size in (16, 7, 5.5, 4)] == [True] * 4
+
+
+@pytest.mark.parametrize("world_size", [1, 4, 8])
+def test_drawing_is_readable(world_size: int) -> None:
+    assert flaws(zero_diagram(world_size)) == []
+
+
+@pytest.mark.parametrize("world_size", [0, 9])
+def test_too_many_ranks_are_refused(world_size: int) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 8"):
+        zero_diagram(world_size)
