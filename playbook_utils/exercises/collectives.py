@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -94,9 +95,22 @@ def _run(attempt: Callable[..., Any], numel: int, world_size: int, *args: Any) -
         ) from error
 
 
+def _refused(*_: object, **__: object) -> None:
+    raise CheckFailed(
+        "calls that do not block: found isend, irecv or a batch, expected send and recv alone\n"
+        "hint: let some ranks receive first, so that those who send are heard"
+    )
+
+
 def _verify_ring_shift(attempt: Callable[[Tensor], Tensor]) -> None:
+    def blocking(tensor: Tensor) -> Tensor:
+        with mock.patch.multiple(
+            dist, isend=_refused, irecv=_refused, P2POp=_refused, batch_isend_irecv=_refused
+        ):
+            return attempt(tensor)
+
     for world_size in (2, 3, 4):
-        for rank, (_, value, events) in enumerate(_run(attempt, 5, world_size)):
+        for rank, (_, value, events) in enumerate(_run(blocking, 5, world_size)):
             expected = _numbers((rank - 1) % world_size, 5)
             hint = "return the tensor of the rank before this one"
             expect_equal(value, expected, "what arrived", rank=rank, hint=hint)
@@ -149,7 +163,10 @@ def _verify_left_ring(attempt: Callable[[Tensor], object]) -> None:
         runs = _run(attempt, numel, world_size)
         total = torch.stack([_numbers(rank, numel) for rank in range(world_size)]).sum(0)
         for rank, (tensor, _, _) in enumerate(runs):
-            hint = "towards the left, which chunk comes next is one more, not one less"
+            hint = (
+                "in place: the sum must stand in `tensor` itself; and towards the left, "
+                "which chunk comes next is one more, not one less"
+            )
             what = f"sum of {numel} numbers over {world_size} ranks"
             expect_equal(tensor, total, what, rank=rank, hint=hint)
         expect_ring([events for _, _, events in runs], 8 * numel, direction=-1)

@@ -185,6 +185,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         payload = times * sum(t.numel() * t.element_size() for t in tensors)
         if call.op in ("send", "recv"):
             peer = passed.get("dst", passed.get("src"))
+            if peer is not None and not 0 <= peer < len(ranks):  # PyTorch would wait for ever
+                expected = f"a rank of this group, 0 to {len(ranks) - 1}"
+                raise ValueError(f"{call.op}: found peer {peer}, expected {expected}")
             ranks = (me,) if peer is None else (me, ranks[peer])
             wire = wire_bytes(call.op, payload, world_size=2)
         elif call.op == "all_to_all":
