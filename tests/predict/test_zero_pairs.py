@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import median, quantiles
 
 import pytest
 
@@ -11,10 +11,18 @@ from playbook_utils.predict.zero_pairs import zero_pairs
 
 def test_medians() -> None:
     pairs = zero_pairs()
-    assert len(pairs) == len(set(pairs)) == 140
-    assert median(pair.throughput_ratio for pair in pairs) == pytest.approx(1.006, abs=5e-4)
-    assert median(pair.allocated_ratio for pair in pairs) == pytest.approx(0.616, abs=5e-4)
-    assert median(pair.reserved_ratio for pair in pairs) == pytest.approx(0.735, abs=5e-4)
+    assert len(pairs) == len(set(pairs)) == 106
+    assert median(pair.throughput_ratio for pair in pairs) == pytest.approx(0.998, abs=5e-4)
+    assert median(pair.allocated_ratio for pair in pairs) == pytest.approx(0.605, abs=5e-4)
+    assert median(pair.reserved_ratio for pair in pairs) == pytest.approx(0.723, abs=5e-4)
+
+
+def test_extremes() -> None:
+    ratios = sorted(pair.throughput_ratio for pair in zero_pairs())
+    assert ratios[0] == pytest.approx(0.167, abs=5e-4)
+    assert ratios[-1] == pytest.approx(5.031, abs=5e-4)
+    lower, _, upper = quantiles(ratios, n=4)
+    assert (lower, upper) == (pytest.approx(0.964, abs=5e-4), pytest.approx(1.028, abs=5e-4))
 
 
 def test_rows_are_plausible() -> None:
