@@ -78,7 +78,8 @@ def record_communication() -> Iterator[CommunicationLog]:
     """Record every communication call that this rank issues inside the block.
 
     Blocks may be nested: each log gets every call once. An event is added when the call is
-    issued, before it runs, so a call that fails is in the log too.
+    issued, before it runs, so a call that fails is in the log too, except one to or from a rank
+    that the group does not have: ValueError, where gloo would wait in vain.
     """
     log = CommunicationLog()
     with _Recorder(log):

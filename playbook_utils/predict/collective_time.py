@@ -226,15 +226,18 @@ def bus_bandwidth(op: str, payload_bytes: float, world_size: int, time_s: float)
     """Bytes per second by the convention of nccl-tests, comparable with a link's own bandwidth.
 
     busbw = K / time x factor: 2 (N-1)/N for all_reduce, (N-1)/N for reduce_scatter, all_gather and
-    all_to_all, 1 for broadcast and reduce (NVIDIA, nccl-tests, doc/PERFORMANCE.md). It is
-    independent of the algorithm: a slower one shows as a lower number.
+    all_to_all, 1 for broadcast and reduce (NVIDIA, nccl-tests, doc/PERFORMANCE.md; not its factor
+    for a reduction in the switch), and from the code of its tests (src/gather.cu, scatter.cu,
+    sendrecv.cu) (N-1)/N for gather and scatter, 1 for send. It is independent of the algorithm: a
+    slower one shows as a lower number.
 
     Raises:
         ValueError: an op without a factor there, a size that cannot be, a time of 0 or less.
     """
-    factors = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
-    if op not in factors and op not in ("broadcast", "reduce"):
-        named = ", ".join([*factors, "broadcast", "reduce"])
+    shares = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")
+    factors = {"all_reduce": 2} | dict.fromkeys(shares, 1)
+    if op not in factors and op not in ("broadcast", "reduce", "send"):
+        named = ", ".join([*factors, "broadcast", "reduce", "send"])
         raise ValueError(f"nccl-tests has no factor for {op!r}: expected one of {named}")
     if not time_s > 0:
         raise ValueError(f"time_s is {time_s}: expected more than 0 seconds")

@@ -69,7 +69,8 @@ def flat_ring_time_s(
     if nodes == 1:
         return cost.time_s(fast)
     chunk = cost.path_bytes / cost.messages
-    return cost.messages * max(fast.message_s(chunk), slow.message_s(chunk))
+    links = (slow,) if ranks_per_node == 1 else (fast, slow)  # alone in its node: no fast link
+    return cost.messages * max(link.message_s(chunk) for link in links)
 
 
 def _check(ranks_per_node: int, nodes: int) -> None:

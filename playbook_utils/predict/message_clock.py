@@ -12,7 +12,8 @@ compared.
     max(replay_s([log.events for log in logs], Link(1e-5, 1e9)))
 
 Left out: collectives, whose messages the recording does not show; the time of computing; a sender
-that is held up because its receiver is busy.
+that is held up because its receiver is busy; receives started early (`irecv` before `isend` in one
+batch): a recv waits where it was issued.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from playbook_utils.predict.link import Link
 __all__ = ["replay_s"]
 
 LinkOf = Callable[[int, int], Link]
+_UnderWay = dict[tuple[int, int], deque[tuple[float, int]]]  # arrival and bytes, by pair
 
 
 def replay_s(events: Sequence[Sequence[CollectiveEvent]], link: Link | LinkOf) -> tuple[float, ...]:
@@ -36,12 +38,12 @@ def replay_s(events: Sequence[Sequence[CollectiveEvent]], link: Link | LinkOf) -
         link: of every pair of ranks, or link(source, destination).
 
     Raises:
-        ValueError: a call that is neither send nor recv, a recv from anybody, or one for which no
-            send was recorded.
+        ValueError: a call that is neither send nor recv, a recv from anybody, a message of which
+            only one end was recorded, or whose ends differ in size.
     """
     link_of: LinkOf = (lambda source, destination: link) if isinstance(link, Link) else link
-    clocks, way_out, way_in = ([0.0] * len(events) for _ in range(3))
-    under_way: dict[tuple[int, int], deque[float]] = defaultdict(deque)
+    way_out, way_in = ([0.0] * len(events) for _ in range(2))  # when each was last in use
+    under_way: _UnderWay = defaultdict(deque)
     positions = [0] * len(events)
     moved = True
     while moved:
@@ -52,17 +54,32 @@ def replay_s(events: Sequence[Sequence[CollectiveEvent]], link: Link | LinkOf) -
                 peer = _peer(event, rank)
                 if event.op == "send":
                     message_s = link_of(rank, peer).message_s(event.payload_bytes)
-                    way_out[rank] = max(clocks[rank], way_out[rank]) + message_s
-                    under_way[rank, peer].append(way_out[rank])
+                    way_out[rank] = max(way_in[rank], way_out[rank]) + message_s
+                    under_way[rank, peer].append((way_out[rank], event.payload_bytes))
                 elif under_way[peer, rank]:
                     message_s = link_of(peer, rank).message_s(event.payload_bytes)
-                    arrived = under_way[peer, rank].popleft()
+                    arrived, sent_bytes = under_way[peer, rank].popleft()
+                    _check_size(event, peer, sent_bytes)
                     way_in[rank] = max(arrived, way_in[rank] + message_s)
-                    clocks[rank] = max(clocks[rank], way_in[rank])
                 else:
                     break  # the peer must go on first
                 positions[rank] += 1
                 moved = True
+    _check_nothing_left(events, positions, under_way)
+    return tuple(way_in)
+
+
+def _check_size(event: CollectiveEvent, peer: int, sent_bytes: int) -> None:
+    if sent_bytes != event.payload_bytes:
+        raise ValueError(
+            f"rank {event.rank} receives {event.payload_bytes} bytes from rank {peer}, which sends "
+            f"{sent_bytes} (call {event.index} of the recording)"
+        )
+
+
+def _check_nothing_left(
+    events: Sequence[Sequence[CollectiveEvent]], positions: list[int], under_way: _UnderWay
+) -> None:
     for rank, calls in enumerate(events):
         if positions[rank] < len(calls):
             peer = _peer(calls[positions[rank]], rank)
@@ -70,7 +87,12 @@ def replay_s(events: Sequence[Sequence[CollectiveEvent]], link: Link | LinkOf) -
                 f"rank {rank} receives from rank {peer}, which sends nothing that is left (call "
                 f"{positions[rank]} of {len(calls)}): record the whole exchange, on all ranks"
             )
-    return tuple(clocks)
+    for (source, destination), left in under_way.items():
+        if left:
+            raise ValueError(
+                f"rank {source} sends to rank {destination} what it does not receive (messages: "
+                f"{len(left)}): record the whole exchange, on all ranks"
+            )
 
 
 def _peer(event: CollectiveEvent, rank: int) -> int:

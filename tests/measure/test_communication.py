@@ -173,10 +173,13 @@ def ask_nobody(direction: str, peer: int) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("peer", [2, -1, -3])
 @pytest.mark.parametrize("direction", ["send", "recv"])
-def test_a_peer_that_does_not_exist_is_an_error_and_no_wait_for_ever(direction: str) -> None:
-    expected = f"{direction}: found peer 2, expected a rank of this group, 0 to 1"
-    assert launch(ask_nobody, direction, 2, world_size=2, timeout_s=30) == [expected] * 2
+def test_a_peer_that_does_not_exist_is_an_error_and_no_wait_for_ever(
+    direction: str, peer: int
+) -> None:
+    expected = f"{direction}: found peer {peer}, expected a rank of this group, 0 to 1"
+    assert launch(ask_nobody, direction, peer, world_size=2, timeout_s=30) == [expected] * 2
 
 
 def subgroups() -> CommunicationLog:

@@ -139,9 +139,8 @@ def test_all_ranks_end_with_the_same_bits() -> None:
 def test_shapes_scalars_and_parameters() -> None:
     def work() -> bool:
         for collective in (*ALL_REDUCES.values(), tree_broadcast):
-            with torch.no_grad():
-                param = torch.nn.Parameter(torch.full((3, 5), dist.get_rank() + 1.0))
-                collective(param)
+            param = torch.nn.Parameter(torch.full((3, 5), dist.get_rank() + 1.0))
+            collective(param)  # outside of no_grad, as dist.all_reduce can be called
             expected = 1.0 if collective is tree_broadcast else 6.0
             assert torch.equal(param, torch.full((3, 5), expected)) and param.requires_grad
             scalar = torch.tensor(dist.get_rank() + 1.0)
@@ -316,25 +315,46 @@ def test_the_single_ring_over_nodes_goes_at_the_pace_of_its_slow_links(
     assert max(replay_s(events, link_of)) == pytest.approx(predicted_s, rel=1e-9)
 
 
-def test_nodes_that_do_not_fill_the_world_are_refused() -> None:
-    with pytest.raises(LaunchError, match="5 ranks do not make nodes of 2"):
-        launch(two_levels, 2, world_size=5)
+@pytest.mark.parametrize("size", [2, 6, 0, -5])
+def test_nodes_that_do_not_fill_the_world_are_refused(size: int) -> None:
+    with pytest.raises(LaunchError, match=f"5 ranks do not make nodes of {size}"):
+        launch(two_levels, size, world_size=5)
 
 
-def test_the_probe_of_the_average_sees_a_sum() -> None:
-    sound = {"all_reduce": True, "reduce": True, "reduce_scatter": True}
-    assert launch(average_is_sound, world_size=3) == [sound] * 3
+SOUND = {"all_reduce": True, "reduce": True, "reduce_scatter": True}
 
+
+def test_the_average_is_sound_in_the_world_and_in_groups() -> None:
+    def in_a_group() -> dict[str, bool]:
+        groups = [dist.new_group(range(first, 5, 2)) for first in (0, 1)]
+        return average_is_sound(groups[dist.get_rank() % 2])
+
+    assert launch(average_is_sound, world_size=3) == [SOUND] * 3
+    assert launch(in_a_group, world_size=5) == [SOUND] * 5
+
+
+@pytest.mark.parametrize("op", SOUND)
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_probe_of_the_average_sees_a_sum_and_a_refusal(op: str, refused: bool) -> None:
     def with_the_bug() -> dict[str, bool]:
-        real = dist.reduce_scatter
+        real = getattr(dist, op)
 
-        def summing(output: Any, inputs: Any, op: Any = None, group: Any = None) -> None:
-            real(output, inputs, op=dist.ReduceOp.SUM, group=group)
+        def summing(*args: Any, **kwargs: Any) -> None:
+            if refused:
+                raise RuntimeError("Cannot use ReduceOp.AVG with Gloo")
+            real(*args, **kwargs | {"op": dist.ReduceOp.SUM})
 
-        with mock.patch.object(dist, "reduce_scatter", summing):
+        with mock.patch.object(dist, op, summing):
             return average_is_sound()
 
-    assert launch(with_the_bug, world_size=2) == [sound | {"reduce_scatter": False}] * 2
+    on_1 = op == "reduce" and not refused  # only rank 0 has the result of a reduce
+    assert launch(with_the_bug, world_size=2) == [SOUND | {op: False}, SOUND | {op: on_1}]
+
+
+@pytest.mark.parametrize("src", [-1, 3])
+def test_a_source_outside_the_group_is_refused(src: int) -> None:
+    with pytest.raises(LaunchError, match=f"src is {src}: expected a rank of the group, 0 to 2"):
+        launch(partial(tree_broadcast, torch.ones(1), src=src), world_size=3)
 
 
 BUGS = {
@@ -393,3 +413,28 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     except LaunchTimeout:
         return  # a rank waits for a message that nobody sends
     assert False in found
+
+
+@pytest.mark.parametrize(("ranks_per_node", "nodes"), [(4, 2), (2, 3)])
+def test_bytes_of_each_link_between_nodes(ranks_per_node: int, nodes: int) -> None:
+    """The single ring leaves a node through one rank's card, two levels through all alike."""
+    n, numel = ranks_per_node * nodes, 48
+
+    def work() -> Any:
+        groups = two_levels(ranks_per_node)
+        ways = [ring_all_reduce, lambda tensor: hierarchical_all_reduce(tensor, *groups)]
+        return record(ways, [numel])
+
+    found = []
+    for events in zip(*launch(work, world_size=n), strict=True):
+        links: dict[tuple[int, ...], int] = {}
+        for event in (e for calls in events for e in calls if e.op == "send"):
+            source, destination = event.group
+            if source // ranks_per_node != destination // ranks_per_node:
+                links[event.group] = links.get(event.group, 0) + event.wire_bytes
+        found.append(links)
+    last = range(ranks_per_node - 1, n, ranks_per_node)
+    flat = wire_bytes("all_reduce", 4 * numel, n)
+    assert found[0] == {(rank, (rank + 1) % n): flat for rank in last}
+    share = wire_bytes("all_reduce", 4 * numel // ranks_per_node, nodes)
+    assert found[1] == {(rank, (rank + ranks_per_node) % n): share for rank in range(n)}

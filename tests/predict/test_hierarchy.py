@@ -46,6 +46,8 @@ def test_a_node_sends_no_more_than_with_the_single_ring_over_all_its_cards(
 def test_the_slow_link_sets_the_pace_of_the_single_ring() -> None:
     chunk = 1e9 / 16
     assert flat_ring_time_s(1e9, 8, 2, FAST, SLOW) == pytest.approx(30 * SLOW.message_s(chunk))
+    # One rank a node: no message takes a link inside a node, however slow that would be.
+    assert flat_ring_time_s(1e9, 1, 16, SLOW, FAST) == pytest.approx(30 * FAST.message_s(chunk))
     assert flat_ring_time_s(1e9, 8, 2, SLOW, FAST) == pytest.approx(30 * SLOW.message_s(chunk))
 
 

@@ -52,7 +52,11 @@ def test_no_better_link_is_near() -> None:
 
 
 def test_what_would_be_negative_is_zero() -> None:
-    assert fit_link([(1, 1e-9), (1000, 1e-3), (2000, 3e-3)]).latency_s == 0
+    bytes_only = fit_link([(1, 1e-9), (1000, 1e-3), (2000, 3e-3)])
+    assert bytes_only.latency_s == 0  # least sum of (n / (B t) - 1)^2: B = sum (n/t)^2 / sum n/t
+    rates = (1e9, 1e6, 2e6 / 3)
+    best = sum(rate**2 for rate in rates) / sum(rates)
+    assert bytes_only.bytes_per_s == pytest.approx(best, rel=1e-6)
     flat = fit_link([(8, 2e-5), (1000, 1e-5)])
     assert flat.bytes_per_s == math.inf and 1e-5 < flat.latency_s < 2e-5
 

@@ -79,6 +79,12 @@ def test_what_cannot_be_replayed_is_refused() -> None:
         replay_s(
             [calls(r, ("recv", 1 - r, 8), ("send", 1 - r, 8)) for r in (0, 1)], LINK
         )  # a deadlock
+    with pytest.raises(
+        ValueError, match=r"rank 0 sends to rank 1 what it does not receive \(messages: 1"
+    ):
+        replay_s([calls(0, ("send", 1, 8)), []], LINK)
+    with pytest.raises(ValueError, match="rank 1 receives 16 bytes from rank 0, which sends 8"):
+        replay_s([calls(0, ("send", 1, 8)), calls(1, ("recv", 0, 16))], LINK)
     with pytest.raises(ValueError, match="rank 0 calls all_reduce, whose messages"):
         replay_s([calls(0, ("all_reduce", 1, 8)), []], LINK)
     anybody = CollectiveEvent(0, 0, "recv", (0,), "uint8", (8,), 8, 0)

@@ -16,6 +16,8 @@ def test_points_have_the_colour_of_their_curve_and_all_is_within_the_axes() -> N
     picture = show.by_size(CURVES, SIZES, points={"tree": measured}, ylabel="time (s)")
     (axes,) = picture.figure.axes
     ring, tree, dots = axes.lines[:3]
+    for line, label in ((ring, "ring"), (tree, "tree")):
+        assert list(line.get_xdata()) == SIZES and list(line.get_ydata()) == CURVES[label]
     assert list(dots.get_ydata()) == measured and dots.get_linestyle() == "None"
     assert dots.get_color() == tree.get_color() != ring.get_color()
     low, high = axes.get_ylim()
@@ -41,6 +43,8 @@ def test_any_sizes_stay_readable(sizes: list[int]) -> None:
     curves = {"ring": [float(n) for n in sizes], "tree": [2.0 * n for n in sizes]}
     picture = show.by_size(curves, sizes, ylabel="bus bandwidth (GB/s)", hline={"link": 9.0})
     assert flaws(picture) == []
+    (dashes,) = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert set(dashes.get_ydata()) == {9.0}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from playbook_utils import show
@@ -18,6 +19,10 @@ def codes(ranks: int, parts: int) -> list[list[int]]:
 def summed(ranks: int, parts: int) -> list[list[int]]:
     columns = zip(*codes(ranks, parts), strict=True)
     return [[sum(column) for column in columns]] * ranks
+
+
+def rgba(rank: int) -> tuple[float, ...]:
+    return to_rgba(rank_color(rank))
 
 
 def arrows(picture: show.Picture) -> list[tuple[float, float]]:
@@ -55,11 +60,18 @@ def test_boxes_have_the_colours_of_those_who_contributed() -> None:
         assert colors.count(rgb) == 3 + 9
     heights = [round(p.get_height(), 3) for p in stripes]
     assert heights.count(0.9) == 9 and heights.count(0.3) == 27  # whole boxes, then thirds
+    places = {(round(p.get_x(), 3), round(p.get_y(), 3)) for p in stripes}
+    assert len(places) == len(stripes)  # side by side, none hidden by another
+    for rank in range(3):  # before: one row a rank, one column a part
+        left = sorted(p.get_x() for p in stripes)[0]
+        row = [p for p in stripes if p.get_height() == 0.9 and p.get_facecolor() == rgba(rank)]
+        assert [round(p.get_x() - left, 3) for p in row] == [0, 1, 2]
+        assert {round(p.get_y() - stripes[0].get_y(), 3) for p in row} == {rank}
     labels = {t.get_text() for t in texts(picture)}
     assert {"A0", "B1", "C2", "all_reduce", "0", "1", "2"} <= labels
     new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
     assert len(new) == 9 and not any(p.get_fill() for p in new)
-    assert KIND_COLORS["communication"]
+    assert {p.get_edgecolor() for p in new} == {to_rgba(KIND_COLORS["communication"])}
 
 
 def test_arrows_lead_from_whose_data_it_is() -> None:
@@ -67,6 +79,9 @@ def test_arrows_lead_from_whose_data_it_is() -> None:
     gathered = [[1, 2, 4], before[1], before[2]]
     picture = show.pieces({"gather": [before, gathered]}, parts=1)
     assert arrows(picture) == [(1, 0), (2, 0)]
+    (axes,) = picture.figure.axes
+    drawn = [p for p in axes.patches if isinstance(p, FancyArrowPatch)]
+    assert [p.get_edgecolor() for p in drawn] == [rgba(1), rgba(2)]  # of those who send
     same = show.pieces({"nothing": [before, before]}, parts=1)
     assert arrows(same) == []
     own = show.pieces({"made here": [[[0], [0]], codes(2, 1)]}, parts=1)
