@@ -40,6 +40,14 @@ BUGS = {
         "    module.zero_grad()",
         "still in memory",
     ),
+    "a flat copy kept": ("reduce_and_free", "    return mine",
+                         "    module.kept = whole\n    return mine", "still in memory"),
+    "a window into the whole": (
+        "reduce_and_free",
+        "    return mine",
+        "    whole[:length] = mine\n    return whole[:length]",
+        "still in memory",
+    ),
     "all-reduce and slice": (
         "reduce_and_free",
         "dist.reduce_scatter_single(mine, whole)",

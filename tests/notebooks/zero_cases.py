@@ -1,0 +1,121 @@
+"""What the tests of lesson 07 share: its stages, models that are hard to cut, and the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import playbook_utils  # noqa: F401 (makes `notebooks` importable)
+from notebooks.zero import MixedPrecisionDDP, ZeRO1, ZeRO1AllReduce, ZeRO2, ZeRO3, train
+from playbook_utils import workers
+from playbook_utils.data import GeneratedLanguage
+from playbook_utils.model import Decoder, DecoderConfig, cross_entropy
+
+RUNGS: dict[str, Any] = {
+    "MixedPrecisionDDP": MixedPrecisionDDP,
+    "ZeRO1AllReduce": ZeRO1AllReduce,
+    "ZeRO1": ZeRO1,
+    "ZeRO2": partial(ZeRO2, bucket_bytes=20_000),
+    "ZeRO3": ZeRO3,
+}
+VARIANTS: dict[str, Any] = {
+    "ZeRO2, one bucket": ZeRO2,
+    "ZeRO2, wide sum": partial(ZeRO2, bucket_bytes=20_000, grad_dtype=torch.float64),
+    "ZeRO3, on demand": partial(ZeRO3, prefetch=False),
+    "ZeRO3, kept": partial(ZeRO3, reshard_after_forward=False),
+}
+STAGES = {"MixedPrecisionDDP": 0, "ZeRO1AllReduce": 1, "ZeRO1": 1, "ZeRO2": 2, "ZeRO3": 3}
+LANGUAGE = GeneratedLanguage(vocab_size=65)
+BATCHES = [LANGUAGE.batch(step, batch_size=24, seq_len=7) for step in range(5)]
+
+# Two threads a rank, four ranks and two cores: they would wait for each other.
+launch = partial(workers.launch, threads=1)
+
+
+def odd(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """11,011 parameters, odd in every layer; GPT's blocks, with biases."""
+    sizes = {"dim": 20, "ff_dim": 37, "num_heads": 2, "num_kv_heads": 1, "num_layers": 3}
+    changes = {"vocab_size": 65, "max_seq_len": 9, "tied": False}
+    return Decoder(DecoderConfig.gpt_tiny(**sizes, **changes)).to(dtype)
+
+
+def special(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Tied embedding and head, a frozen layer, and a frozen part of another."""
+    sizes = {"dim": 20, "ff_dim": 37, "num_heads": 2, "num_kv_heads": 1, "num_layers": 3}
+    model = Decoder(DecoderConfig.tiny(**sizes, vocab_size=65, tied=True)).to(dtype)
+    model.layers[0].mlp.requires_grad_(False)
+    model.layers[1].requires_grad_(False)
+    return model
+
+
+def frozen_embedding(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The root's gradients, of the last norm and the head, are done before all layers."""
+    return _freeze(odd(dtype), lambda name: "embedding" in name or "positions" in name)
+
+
+def partly_frozen(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """In each layer something else is trained, and nothing in the root."""
+    trained = ("layers.0.mlp", "layers.1.attention", "layers.2.mlp_norm")
+    return _freeze(odd(dtype), lambda name: not name.startswith(trained))
+
+
+class Checkpointed(Decoder):
+    """Computes its layers once more in backward."""
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, None, use_reentrant=False)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def checkpointed(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Activation recomputation in a model without a root: only its layers are trained."""
+    model = Checkpointed(odd(dtype).config).to(dtype)
+    return _freeze(model, lambda name: not name.startswith("layers"))
+
+
+def _freeze(model: nn.Module, frozen: Callable[[str], bool]) -> nn.Module:
+    for name, param in model.named_parameters():
+        param.requires_grad_(not frozen(name))
+    assert 0 < sum(p.requires_grad for p in model.parameters()) < len(list(model.parameters()))
+    return model
+
+
+@cache
+def alone(make_model: Callable[[], nn.Module], max_norm: float | None = None) -> Any:
+    torch.manual_seed(0)
+    model = make_model()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer, losses, norms = torch.optim.AdamW(trainable, lr=1e-2), [], []
+    for tokens, targets in BATCHES:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(tokens), targets)
+        loss.backward()
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in trainable]).item())
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(trainable, max_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def train_all(rungs: dict[str, Any], *args: Any) -> Any:
+    found = {}
+    for name, wrap in rungs.items():
+        result = train(wrap, *args)
+        found[name] = result["losses"], result["norms"], result["state"]
+    return found
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        size = max(float(value.abs().max()), 1e-3)  # a bias of k has no gradient but for rounding
+        assert (found[name] - value).abs().max() < 1e-10 * size, name
