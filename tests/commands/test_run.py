@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -103,7 +104,13 @@ def test_interrupt_stops_the_kernel(tmp_path: Path, number: signal.Signals) -> N
     )
     write_notebook(tmp_path, "00_long", source)
     command = [sys.executable, "-m", "playbook_utils", "run", "--notebooks", str(tmp_path)]
-    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so do its children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         while not (tmp_path / "pid").exists():
             assert started.poll() is None
