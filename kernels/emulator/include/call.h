@@ -1,0 +1,29 @@
+// Calls a kernel with arguments given as an array of pointers to them, as cudaLaunchKernel does.
+#pragma once
+
+#include <utility>
+
+#if defined(__has_attribute)
+#if __has_attribute(no_sanitize_coverage)
+#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread"), no_sanitize_coverage))
+#elif defined(__clang__)
+#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread", "coverage")))
+#endif
+#endif
+#ifndef EMULATOR_UNCOUNTED
+#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread")))
+#endif
+
+namespace emulator {
+template <class... P, size_t... I>
+EMULATOR_UNCOUNTED void call_indexed(void (*volatile kernel)(P...), void** arguments,
+                                     std::index_sequence<I...>) {
+    (void)arguments;
+    kernel(*static_cast<std::remove_reference_t<P>*>(arguments[I])...);
+}
+
+template <class... P>
+EMULATOR_UNCOUNTED void call(void (*kernel)(P...), void** arguments) {
+    call_indexed<P...>(kernel, arguments, std::index_sequence_for<P...>{});
+}
+}  // namespace emulator

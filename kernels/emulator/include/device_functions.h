@@ -1,0 +1,114 @@
+// Barriers, votes, shuffles and atomics, as declared by CUDA; runtime/ implements them.
+#pragma once
+
+extern "C" {
+void emulator_barrier(int line);
+int emulator_barrier_reduce(int line, int operation, int predicate);
+uint64_t emulator_warp(int line, int operation, unsigned mask, uint64_t value, int source, int width);
+void emulator_trap(const char* what, int line) __attribute__((noreturn));
+}
+
+namespace emulator {
+// The order is that of Operation in runtime/collectives.h.
+enum { SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, BALLOT, ANY, ALL, ACTIVE, MATCH };
+enum { COUNT, AND, OR };
+
+template <class T>
+inline uint64_t to_bits(T value) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves values of at most 8 bytes");
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, &value, sizeof(T));
+    return bits;
+}
+
+template <class T>
+inline T from_bits(uint64_t bits) {
+    T value;
+    __builtin_memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+}  // namespace emulator
+
+// __builtin_LINE() as a default argument is the line of the caller.
+#define EMULATOR_LINE int line = __builtin_LINE()
+
+inline void __syncthreads(EMULATOR_LINE) { emulator_barrier(line); }
+inline int __syncthreads_count(int p, EMULATOR_LINE) {
+    return emulator_barrier_reduce(line, emulator::COUNT, p);
+}
+inline int __syncthreads_and(int p, EMULATOR_LINE) {
+    return emulator_barrier_reduce(line, emulator::AND, p);
+}
+inline int __syncthreads_or(int p, EMULATOR_LINE) {
+    return emulator_barrier_reduce(line, emulator::OR, p);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATOR_LINE) {
+    emulator_warp(line, emulator::SYNC, mask, 0, 0, 32);
+}
+// Threads of a block take turns, so every write is visible at once.
+inline void __threadfence_block() {}
+inline void __threadfence() {}
+inline void __threadfence_system() {}
+inline void __trap(EMULATOR_LINE) { emulator_trap("__trap()", line); }
+inline void __nanosleep(unsigned) {}
+
+#define EMULATOR_SHUFFLE(name, operation, argument)                                             \
+    template <class T>                                                                          \
+    inline T name(unsigned mask, T value, argument, int width = 32, EMULATOR_LINE) {            \
+        return emulator::from_bits<T>(emulator_warp(line, emulator::operation, mask,            \
+                                                    emulator::to_bits(value), source, width));  \
+    }
+EMULATOR_SHUFFLE(__shfl_sync, SHUFFLE, int source)
+EMULATOR_SHUFFLE(__shfl_up_sync, SHUFFLE_UP, unsigned source)
+EMULATOR_SHUFFLE(__shfl_down_sync, SHUFFLE_DOWN, unsigned source)
+EMULATOR_SHUFFLE(__shfl_xor_sync, SHUFFLE_XOR, int source)
+#undef EMULATOR_SHUFFLE
+
+inline unsigned __ballot_sync(unsigned mask, int p, EMULATOR_LINE) {
+    return static_cast<unsigned>(emulator_warp(line, emulator::BALLOT, mask, p != 0, 0, 32));
+}
+inline int __any_sync(unsigned mask, int p, EMULATOR_LINE) {
+    return static_cast<int>(emulator_warp(line, emulator::ANY, mask, p != 0, 0, 32));
+}
+inline int __all_sync(unsigned mask, int p, EMULATOR_LINE) {
+    return static_cast<int>(emulator_warp(line, emulator::ALL, mask, p != 0, 0, 32));
+}
+template <class T>
+inline unsigned __match_any_sync(unsigned mask, T value, EMULATOR_LINE) {
+    return static_cast<unsigned>(
+        emulator_warp(line, emulator::MATCH, mask, emulator::to_bits(value), 0, 32));
+}
+inline unsigned __activemask(EMULATOR_LINE) {
+    return static_cast<unsigned>(emulator_warp(line, emulator::ACTIVE, 0, 0, 0, 32));
+}
+
+#define EMULATOR_ATOMICS(T)        \
+    T atomicAdd(T* address, T value); \
+    T atomicExch(T* address, T value);
+#define EMULATOR_INTEGER_ATOMICS(T)               \
+    EMULATOR_ATOMICS(T)                           \
+    T atomicSub(T* address, T value);             \
+    T atomicMin(T* address, T value);             \
+    T atomicMax(T* address, T value);             \
+    T atomicAnd(T* address, T value);             \
+    T atomicOr(T* address, T value);              \
+    T atomicXor(T* address, T value);             \
+    T atomicCAS(T* address, T compare, T value);
+EMULATOR_ATOMICS(float)
+EMULATOR_ATOMICS(double)
+EMULATOR_INTEGER_ATOMICS(int)
+EMULATOR_INTEGER_ATOMICS(unsigned int)
+EMULATOR_INTEGER_ATOMICS(unsigned long long)
+unsigned int atomicInc(unsigned int* address, unsigned int limit);
+unsigned int atomicDec(unsigned int* address, unsigned int limit);
+#undef EMULATOR_ATOMICS
+#undef EMULATOR_INTEGER_ATOMICS
+
+template <class T>
+inline T __ldg(const T* address) { return *address; }
+template <class T>
+inline T __ldcs(const T* address) { return *address; }
+template <class T>
+inline T __ldca(const T* address) { return *address; }
+template <class T>
+inline void __stcs(T* address, T value) { *address = value; }

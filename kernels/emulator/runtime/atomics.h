@@ -1,0 +1,43 @@
+// Atomic operations. Threads take turns, so plain reading and writing is atomic here.
+#pragma once
+
+#include <algorithm>
+
+#include "memory.h"
+
+template <class T, class F>
+static inline T change(T* address, uint64_t pc, F&& operation) {
+    if (state.launch->counting)
+        record(reinterpret_cast<uint64_t>(address), sizeof(T), true, true, pc);
+    T old = *address;
+    *address = operation(old);
+    return old;
+}
+
+#define ATOMIC_OPERATION(T, name, expression)                            \
+    T name(T* address, T value) {                                        \
+        return change(address, RETURN_ADDRESS,                           \
+                      [=](T old) { return static_cast<T>(expression); }); \
+    }
+#define ATOMICS(T)                              \
+    ATOMIC_OPERATION(T, atomicAdd, old + value) \
+    ATOMIC_OPERATION(T, atomicExch, (static_cast<void>(old), value))
+#define INTEGER_ATOMICS(T)                                                          \
+    ATOMICS(T)                                                                      \
+    ATOMIC_OPERATION(T, atomicSub, old - value)                                     \
+    ATOMIC_OPERATION(T, atomicMin, std::min(old, value))                            \
+    ATOMIC_OPERATION(T, atomicMax, std::max(old, value))                            \
+    ATOMIC_OPERATION(T, atomicAnd, old & value)                                     \
+    ATOMIC_OPERATION(T, atomicOr, old | value)                                      \
+    ATOMIC_OPERATION(T, atomicXor, old ^ value)                                     \
+    T atomicCAS(T* address, T compare, T value) {                                   \
+        return change(address, RETURN_ADDRESS,                                      \
+                      [=](T old) { return old == compare ? value : old; });         \
+    }
+ATOMICS(float)
+ATOMICS(double)
+INTEGER_ATOMICS(int)
+INTEGER_ATOMICS(unsigned int)
+INTEGER_ATOMICS(unsigned long long)
+ATOMIC_OPERATION(unsigned int, atomicInc, old >= value ? 0 : old + 1)
+ATOMIC_OPERATION(unsigned int, atomicDec, old == 0 || old > value ? value : old - 1)

@@ -1,0 +1,74 @@
+"""What can go wrong with a kernel, in one place.
+
+    KernelError
+    ├── CompileError         the compiler is missing, or refused the file
+    ├── LaunchFailed         the GPU reported an error
+    ├── OutOfBoundsError     an access outside of every tensor and shared array
+    ├── MisalignedError      an access whose address is no multiple of its size
+    ├── RaceError            two threads of a block use one address with nothing between them
+    ├── BarrierError         a barrier or warp operation that not all threads reach
+    ├── AssertionFailed      assert() or __trap() in the kernel
+    ├── KernelCrash          a signal: a division by zero, a stack that overflows
+    └── KernelTimeout        the kernel did not end in time
+
+A bad argument of a launch raises `ValueError` or `TypeError`. All but the first two come from the
+emulator, which names the line.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AssertionFailed",
+    "BarrierError",
+    "CompileError",
+    "KernelCrash",
+    "KernelError",
+    "KernelTimeout",
+    "LaunchFailed",
+    "MisalignedError",
+    "OutOfBoundsError",
+    "RaceError",
+]
+
+
+class KernelError(Exception):
+    """Base of the errors of a kernel."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython's protocol: the message is the report
+        return f"{type(self).__name__}: {self}".splitlines()
+
+
+class CompileError(KernelError):
+    """There is no compiler, or it did not accept the kernel."""
+
+
+class LaunchFailed(KernelError):
+    """CUDA reported an error on launching or running the kernel."""
+
+
+class OutOfBoundsError(KernelError):
+    """An access that no tensor and no shared array contains."""
+
+
+class MisalignedError(KernelError):
+    """An access of 4, 8 or 16 bytes at an address that is no multiple of it: a GPU stops there."""
+
+
+class RaceError(KernelError):
+    """Two threads of a block access the same address, one writes, and no barrier orders them."""
+
+
+class BarrierError(KernelError):
+    """Some threads wait for others that will not come."""
+
+
+class AssertionFailed(KernelError):
+    """The kernel ended itself."""
+
+
+class KernelCrash(KernelError):
+    """The kernel's code was stopped by a signal; the process goes on."""
+
+
+class KernelTimeout(KernelError):
+    """The kernel ran longer than allowed."""
