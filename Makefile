@@ -20,7 +20,7 @@ OTHER_PROCESSOR = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup lab run test lint unit lessons lessons-other-processor refresh doctor bench clean
+.PHONY: help setup lab run test lint unit lessons lessons-other-processor refresh doctor bench gpu clean
 
 help:
 	@echo "make lab       set up if needed, open JupyterLab at the first lesson"
@@ -29,6 +29,7 @@ help:
 	@echo "make refresh   execute lessons and store their outputs              (NB=06: that one)"
 	@echo "make doctor    what works on this machine, and what a missing piece costs"
 	@echo "make bench     time the launcher against PyTorch's own ways to start workers"
+	@echo "make gpu       build, check and time every kernel on an NVIDIA GPU  (ARGS=matmul: those)"
 	@echo "make setup     only set up            make clean   remove $(VENV) and caches"
 	@echo
 	@echo "CPU=1          Linux without an NVIDIA GPU: take PyTorch's CPU build (first set-up only)"
@@ -88,6 +89,10 @@ doctor: $(VENV)/.ready-lab
 
 bench: $(VENV)/.ready-test
 	$(BIN)/python benchmarks/launch.py $(ARGS)
+
+# Not yet run on a GPU; without one it says so in one line.
+gpu: $(VENV)/.ready-test
+	$(BIN)/python -m kernels.gpu $(ARGS)
 
 # --- for authors ---
 
