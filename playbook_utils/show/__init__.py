@@ -12,13 +12,19 @@ Left out: measuring and predicting what is shown.
 """
 
 from playbook_utils.show.accumulation import accumulation_diagram
+from playbook_utils.show.attention import attention_tiles
 from playbook_utils.show.by_size import by_size
 from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
+from playbook_utils.show.fusion import fusion_diagram
+from playbook_utils.show.gpu import gpu_diagram
+from playbook_utils.show.launch import requests, thread_grid
 from playbook_utils.show.memory_bars import memory_bars
 from playbook_utils.show.memory_explorer import memory_explorer
 from playbook_utils.show.pieces import origin_code, origins, pieces
 from playbook_utils.show.plots import bars, lines, memory, stacked_bars
+from playbook_utils.show.program_lanes import program_lanes
 from playbook_utils.show.recomputation import recomputation_diagram
+from playbook_utils.show.roofline import roofline
 from playbook_utils.show.sharding import zero_diagram
 from playbook_utils.show.style import Picture, color_of, rank_color
 from playbook_utils.show.tables import Table, compare, comparison, table
@@ -34,6 +40,7 @@ __all__ = [
     "Picture",
     "Table",
     "accumulation_diagram",
+    "attention_tiles",
     "bars",
     "batch_split",
     "by_size",
@@ -44,6 +51,8 @@ __all__ = [
     "course_map",
     "data_parallel_diagram",
     "explore",
+    "fusion_diagram",
+    "gpu_diagram",
     "lines",
     "memory",
     "memory_bars",
@@ -51,10 +60,14 @@ __all__ = [
     "origin_code",
     "origins",
     "pieces",
+    "program_lanes",
     "rank_color",
     "recomputation_diagram",
+    "requests",
+    "roofline",
     "stacked_bars",
     "table",
+    "thread_grid",
     "timeline",
     "traffic",
     "traffic_matrix",

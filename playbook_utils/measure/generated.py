@@ -1,0 +1,141 @@
+"""What torch.compile writes: the Triton kernels, without a GPU, and the C++ of this machine's CPU.
+
+    code = triton_code(elu, x)          # no GPU, no C++ compiler: nothing is compiled or run
+    code.kernels[0].name, code.kernels[0].body, code.kernels[0].num_loads
+    code.library_calls                  # matrix products stay calls of a library
+    compiled, code = cpp_code(elu, x)   # compiled by g++ and run; call compiled(x) again
+
+TorchInductor writes Triton for a GPU and C++ for a CPU. Told that the CPU's language is Triton
+(`cpu_backend`), it writes for CPU tensors what it writes for CUDA ones, but for the decorator and
+what depends on the chip: whole blocks of configurations, and libdevice's functions.
+
+Left out: backward, graph breaks (the first graph is read), launch configurations.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+__all__ = ["GeneratedCode", "GeneratedKernel", "cpp_code", "triton_code"]
+
+
+@dataclass(frozen=True)
+class GeneratedKernel:
+    """One function that would be launched (Triton) or called (C++)."""
+
+    name: str
+    body: str
+    """Its source from `def` or `extern "C"` on."""
+
+    @property
+    def num_loads(self) -> int:
+        """Lines that load, in Triton: `tl.load`. What C++ loads depends on the instruction set."""
+        return self.body.count("tl.load(")
+
+    @property
+    def num_stores(self) -> int:
+        """Lines that store, in Triton."""
+        return self.body.count("tl.store(")
+
+
+@dataclass(frozen=True)
+class GeneratedCode:
+    """All that was written for one function."""
+
+    text: str
+    kernels: tuple[GeneratedKernel, ...]
+    library_calls: tuple[str, ...]
+    """Calls of PyTorch's own kernels and libraries, in order: ("mm",)."""
+
+
+class _Written(Exception):
+    """Stops the compiler when the code is there."""
+
+
+class _NoGpu:
+    """Says that an H100 is there, to a code generator that asks no more than that."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def triton_code(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> GeneratedCode:
+    """The Triton code for `fn(*args)` (CPU tensors); `dynamic`: for any size.
+
+    Raises:
+        RuntimeError: nothing was written: no tensors among `args`, or no Triton here.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.graph import GraphLowering
+    from triton.runtime import driver
+
+    written: list[str] = []
+
+    def take(code: str) -> None:
+        written.append(code)
+        raise _Written
+
+    torch._dynamo.reset()
+    options = {"cpu_backend": "triton", "fx_graph_cache": False}
+    stop = mock.patch.object(GraphLowering, "save_output_code", staticmethod(take))
+    here = mock.patch.object(driver, "_active", _NoGpu())
+    quiet = warnings.catch_warnings()  # "generated kernels will not be executable": they need not
+    with torch.no_grad(), inductor_config.patch(options), stop, here, quiet:
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            torch.compile(fn, dynamic=dynamic)(*args)
+        except Exception:
+            if not written:
+                raise
+    torch._dynamo.reset()
+    if not written:
+        raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
+    text = written[0]
+    found = re.findall(r"^@triton\.jit\n(def (\w+)\(.*?)^'''", text, flags=re.MULTILINE | re.DOTALL)
+    return _code(text, [(name, body) for body, name in found])
+
+
+def cpp_code(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], GeneratedCode]:
+    """(`fn`, compiled for the sizes of `args` and run once; the C++ that was written for it).
+
+    PyTorch's cache of generated code is left out: it does not know for which instruction set its
+    C++ was written, and gives what does not compile under ATEN_CPU_CAPABILITY=default.
+
+    Raises:
+        RuntimeError: nothing was written.
+        torch._inductor.exc.InductorError: no C++ compiler here.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, dynamic=False, options={"fx_graph_cache": False})
+    with torch.no_grad():
+        _, texts = run_and_get_code(compiled, *args)
+    if not texts:
+        raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
+    text = texts[0]
+    found = re.findall(
+        r"^(\w+) = async_compile\.cpp_pybinding\(.*?(extern \"C\".*?)^'''", text,
+        flags=re.MULTILINE | re.DOTALL,
+    )  # fmt: skip
+    return compiled, _code(text, found)
+
+
+def _code(text: str, kernels: list[tuple[str, str]]) -> GeneratedCode:
+    calls = re.findall(r"^\s+(?:\w+ = )?(?:extern_kernels|aten|torch\.ops\.\w+)\.(\w+)", text, re.M)
+    return GeneratedCode(text, tuple(GeneratedKernel(*pair) for pair in kernels), tuple(calls))
