@@ -68,6 +68,7 @@ def test_tensors_that_overlap_are_one_memory() -> None:
     module, memory = load(source=VIEWS), torch.rand(96)
     with pytest.raises(RaceError, match=r"race on (x|y)\["):
         module.copy[1, 64](memory[1:65], memory[:64])
+    module.three[1, 8](memory[:8], memory[8:16], memory[16:24])  # now they know their arrays
     with pytest.raises(RaceError, match=r"race on (y\[7|z\[0)\]"):
         # y overlaps x and z, which do not overlap each other; thread 7's y is thread 0's z
         module.three[1, 8](memory[:28], memory[24:56], memory[31:63])
