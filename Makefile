@@ -20,7 +20,7 @@ OTHER_PROCESSOR = ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup lab run test lint unit lessons lessons-other-processor refresh doctor bench gpu clean
+.PHONY: help setup lab run test lint registers unit lessons lessons-other-processor refresh doctor bench gpu clean
 
 help:
 	@echo "make lab       set up if needed, open JupyterLab at the first lesson"
@@ -100,7 +100,7 @@ refresh: $(VENV)/.ready-lab
 	$(BIN)/playbook refresh $(NB) $(ARGS)
 
 # In order of cost; the first that fails stops the rest and is named in make's last line.
-test: lint unit lessons lessons-other-processor
+test: lint registers unit lessons lessons-other-processor
 	@echo "make test: all checks passed."
 
 lint: $(VENV)/.ready-test
@@ -109,6 +109,11 @@ lint: $(VENV)/.ready-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What nvcc makes of each kernel for three generations of GPUs; where there is none, it says so.
+registers: $(VENV)/.ready-test
+	@echo "== registers: what each CUDA kernel takes of a GPU"
+	$(BIN)/python -m kernels.resources
 
 unit: $(VENV)/.ready-test
 	@echo "== unit: the tests"
