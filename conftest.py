@@ -1,20 +1,27 @@
-"""Two repairs of nbval 0.11, for every pytest run in this repository.
+"""Two repairs of nbval 0.11, and one setting of PyTorch, for every pytest run in this repository.
 
 * A kernel that dies is reported within about a second, as what it is. nbval waits out the cell's
   timeout and then blames the timeout.
 * Cells run with their history stored, as in JupyterLab: without it IPython ignores a trailing
   `;`, and `_`, `Out` and `In` stay empty.
 
-It stands at the root because `pytest notebooks` reads no other. Drop it when nbval does both.
+* `torch.compile` compiles in the process that asks: its pool of compilers outlives a test, and
+  tests of the launcher would take it for processes that the launcher has left behind.
+
+It stands at the root because `pytest notebooks` reads no other. Drop the repairs when nbval does
+both.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from queue import Empty
 from typing import Any
 
 from nbval.kernel import RunningKernel
+
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # before anything imports Inductor
 
 _get_message = RunningKernel.get_message
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import re
 import tempfile
 import threading
@@ -80,15 +81,16 @@ def execute(
     started_s = time.perf_counter()
     run.start()
     try:
-        while run.is_alive():
+        while not run.ended.is_set():
             asked_s = time.perf_counter()
             peak_bytes = max(peak_bytes, _tree_memory_bytes(run.kernel_pid))
             # Reading the memory of many processes is slow: spend at most a tenth of a core on it.
-            run.join(min(0.5, max(0.05, 10 * (time.perf_counter() - asked_s))))
+            run.ended.wait(min(0.5, max(0.05, 10 * (time.perf_counter() - asked_s))))
     finally:
-        # Only an interrupt comes here with the thread alive.
+        # Only an interrupt comes here before the thread has ended.
         run.cancel()
-        run.join()
+        while not run.ended.wait(0.5):
+            run.cancel_cell()
     seconds = time.perf_counter() - started_s
     if run.crash is not None:
         raise run.crash
@@ -111,9 +113,18 @@ class _Run(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
+        # Not join: interrupted, it takes the thread for ended, and so does is_alive (Python 3.11).
+        self.ended = threading.Event()
+        self._in_cell = False
 
     def run(self) -> None:
         """Thread body."""
+        try:
+            self._run()
+        finally:
+            self.ended.set()
+
+    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._task = self._loop.create_task(self._drive())
@@ -134,8 +145,21 @@ class _Run(threading.Thread):
     def cancel(self) -> None:
         """Stop the kernel and end; safe from another thread, and when it has ended already."""
         self._cancelled = True
-        if self._task is not None and self.is_alive():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+        if self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def cancel_cell(self) -> None:
+        """Cancel once more where the first time was lost, as `wait_for` may before Python 3.12.
+
+        Only a cell is cancelled again, never the stopping of the kernel that follows it.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+            self._loop.call_soon_threadsafe(self._cancel_if_in_cell)
+
+    def _cancel_if_in_cell(self) -> None:
+        if self._in_cell and self._task is not None:
+            self._task.cancel()
 
     async def _drive(self) -> None:
         from nbclient import NotebookClient
@@ -161,7 +185,11 @@ class _Run(threading.Thread):
                 self.kernel_pid = getattr(manager.provisioner, "pid", None)
                 waker = asyncio.ensure_future(_keep_awake(client.kc))
                 for index, cell in enumerate(self.notebook.cells):
-                    await client.async_execute_cell(cell, index)
+                    self._in_cell = True
+                    try:
+                        await client.async_execute_cell(cell, index)
+                    finally:
+                        self._in_cell = False
                     self.started_cells = client.code_cells_executed
         except CellTimeoutError:
             self._fail(client, f"still running after {self.timeout_s:g} s")

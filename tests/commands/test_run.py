@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import _thread
+import asyncio
 import os
 import re
 import signal
@@ -134,3 +136,23 @@ def test_file_that_is_no_notebook(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "00_text.ipynb").write_text("not JSON")
     assert run(tmp_path) == 2
     assert "00_text.ipynb is not a notebook" in capsys.readouterr().err
+
+
+def test_a_cancellation_that_is_lost_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = []
+
+    async def deaf(*_: object) -> None:  # as wait_for when a message arrives at the same moment
+        try:
+            asyncio.get_running_loop().call_later(0.5, _thread.interrupt_main)
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            lost.append(1)
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr("nbclient.NotebookClient.async_execute_cell", deaf)
+    write_notebook(tmp_path, "00_long", "1")
+    with pytest.raises(KeyboardInterrupt):
+        execute(tmp_path / "00_long.ipynb")
+    assert lost == [1]
