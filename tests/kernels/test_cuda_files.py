@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.resources import cuda_files
+from kernels.resources import _main, cuda_files
 from kernels.source import read_source
 
 SECTIONS = ("Launch:", "Counts:", "Read:")
@@ -53,3 +53,11 @@ def test_the_matmul_files_share_one_signature() -> None:
     }
     assert len(files) == 6
     assert signatures == {"const float* a, const float* b, float* c, int M, int N, int K)"}
+
+
+def test_without_nvcc_the_table_says_so_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert _main() == 0
+    assert capsys.readouterr().out == "nvcc was not found on PATH: no registers are shown\n"
