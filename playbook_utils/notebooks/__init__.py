@@ -1,4 +1,4 @@
-"""Import definitions from notebooks, and export them as one script.
+"""Import definitions from notebooks.
 
 A code cell whose first line is `#| export` belongs to its notebook's module. After
 `import playbook_utils`, which calls `install()`, this reads the exported cells of
@@ -20,11 +20,9 @@ from playbook_utils.notebooks.finder import (
     loaded_notebooks,
     notebook_folder,
 )
-from playbook_utils.notebooks.script import export_script
 
 __all__ = [
     "expect_notebooks",
-    "export_script",
     "install",
     "loaded_notebooks",
     "notebook_folder",

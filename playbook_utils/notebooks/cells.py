@@ -23,7 +23,6 @@ from playbook_utils.errors import NotebookImportError
 __all__ = [
     "ExportedCell",
     "Notebook",
-    "bound_names",
     "find_notebooks",
     "parse_cell",
     "read_notebook",
@@ -207,19 +206,3 @@ def _refusal(cell: ExportedCell, line_number: int, what: str) -> NotebookImportE
 def _line(cell: ExportedCell, number: int) -> str:
     lines = cell.source.splitlines()
     return lines[number - 1] if number <= len(lines) else ""
-
-
-def bound_names(body: Iterable[ast.stmt]) -> list[str]:
-    """Names that these top-level statements of an exported cell define or import, in order."""
-    names: list[str] = []
-    for statement in body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.append(statement.name)
-        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-            names += [alias.asname or alias.name.split(".")[0] for alias in statement.names]
-        elif isinstance(statement, ast.If):
-            names += bound_names([*statement.body, *statement.orelse])
-        else:
-            stores = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
-            names += [n.id for n in stores if isinstance(n.ctx, ast.Store)]
-    return list(dict.fromkeys(names))

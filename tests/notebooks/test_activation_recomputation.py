@@ -26,10 +26,10 @@ from notebooks.activation_recomputation import (
     unfused_gpt,
 )
 from playbook_utils.checks import record_training
+from playbook_utils.commands.export import export_script
 from playbook_utils.data import GeneratedLanguage
 from playbook_utils.measure import saved_for_backward, step_cost
 from playbook_utils.model import Decoder, DecoderConfig
-from playbook_utils.notebooks import export_script
 
 BOTH = pytest.mark.parametrize("run", [checkpoint, checkpoint_by_hooks], ids=["function", "hooks"])
 GPT = DecoderConfig.gpt_tiny(

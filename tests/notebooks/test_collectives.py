@@ -29,10 +29,10 @@ from notebooks.collectives import (
     tree_broadcast,
     two_levels,
 )
+from playbook_utils.commands.export import export_script
 from playbook_utils.errors import CheckFailed, LaunchError, LaunchTimeout
 from playbook_utils.exercises.collectives import expect_ring
 from playbook_utils.measure import record_communication
-from playbook_utils.notebooks import export_script
 from playbook_utils.predict.collective_time import collective_cost
 from playbook_utils.predict.communication import wire_bytes
 from playbook_utils.predict.hierarchy import flat_ring_time_s, two_level_cost

@@ -28,8 +28,8 @@ from notebooks.flash_attention import (
     merge_sums,
     standard_attention,
 )
+from playbook_utils.commands.export import export_script
 from playbook_utils.measure import count_flops, saved_for_backward
-from playbook_utils.notebooks import export_script
 
 SIZES = [
     # seq_q, seq_k, block_q, block_k

@@ -24,10 +24,10 @@ from notebooks.gradient_accumulation import (
     train_step,
 )
 from playbook_utils.checks import assert_same_training, record_training
+from playbook_utils.commands.export import export_script
 from playbook_utils.data import Batch, GeneratedLanguage, microbatches
 from playbook_utils.errors import NotEquivalent
 from playbook_utils.model import Decoder, DecoderConfig, cross_entropy
-from playbook_utils.notebooks import export_script
 
 LANGUAGE = GeneratedLanguage(vocab_size=65)
 BATCHES = [LANGUAGE.batch(step, batch_size=15, seq_len=7) for step in range(3)]
