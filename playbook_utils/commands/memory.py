@@ -4,8 +4,7 @@
     playbook memory --model path/to/config.json --tp 8 --sp --recompute selective --json
 
 Left out: the prediction itself (`playbook_utils.predict.memory`) and its wording
-(`memory_answer`). No torch is imported: the answer
-comes in a fraction of a second.
+(`answer`). No torch is imported: the answer comes in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from playbook_utils.commands.memory_answer import Answer, as_json, as_text, with_flags
+from playbook_utils.commands.answer import Answer, as_json, as_text, with_flags
 from playbook_utils.predict.activations import (
     ATTENTIONS,
     KERNELS,

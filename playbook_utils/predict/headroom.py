@@ -10,10 +10,12 @@ names comes on top of the prediction: leave a few GiB.
 
 from __future__ import annotations
 
-from playbook_utils.predict.estimate import MemoryEstimate
+from collections.abc import Iterable, Iterator
+
+from playbook_utils.predict.estimate import MOMENTS, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
 
-__all__ = ["NOT_COUNTED", "gib_text", "headroom_bytes", "usable_bytes", "verdict"]
+__all__ = ["NOT_COUNTED", "gib_text", "headroom_bytes", "remarks", "verdict"]
 
 NOT_COUNTED = (
     "CUDA context, fragmentation, NCCL and ZeRO buffers, gradients of activations other than the "
@@ -21,11 +23,6 @@ NOT_COUNTED = (
     "rank updates)"
 )
 """What a real GPU holds beside the prediction (see `playbook_utils.predict.memory`)."""
-
-
-def usable_bytes(accelerator: Accelerator) -> int:
-    """`Accelerator.usable_bytes`, for those who ask here."""
-    return accelerator.usable_bytes
 
 
 def headroom_bytes(estimate: MemoryEstimate, accelerator: Accelerator) -> int:
@@ -40,6 +37,19 @@ def verdict(estimate: MemoryEstimate, accelerator: Accelerator) -> str:
     if room >= 0:
         return f"fits {holds}: {gib_text(room)} left"
     return f"does not fit {holds}: {gib_text(-room)} missing"
+
+
+def remarks(estimate: MemoryEstimate, notes: Iterable[str] = ()) -> Iterator[str]:
+    """Sentences on what the numbers hold and leave out; `notes` as `ParallelLayout.notes` gives."""
+    if estimate.transient_bytes:
+        yield f"For a moment: {MOMENTS[estimate.moment]}."
+    yield f"Not counted: {NOT_COUNTED}."
+    if estimate.gathered_bytes:
+        yield (
+            f"ZeRO-3 gathers up to {gib_text(estimate.gathered_bytes)} for a moment: not in the "
+            "total, and in the peak only if that moment is the worst."
+        )
+    yield from (f"Note: {note}." for note in notes)
 
 
 def gib_text(num_bytes: int) -> str:

@@ -15,11 +15,11 @@ from playbook_utils.show.accumulation import accumulation_diagram
 from playbook_utils.show.attention import attention_tiles
 from playbook_utils.show.by_size import by_size
 from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
+from playbook_utils.show.estimates import memory_bars
+from playbook_utils.show.explorer import memory_explorer
 from playbook_utils.show.fusion import fusion_diagram
 from playbook_utils.show.gpu import gpu_diagram
 from playbook_utils.show.launch import requests, thread_grid
-from playbook_utils.show.memory_bars import memory_bars
-from playbook_utils.show.memory_explorer import memory_explorer
 from playbook_utils.show.pieces import origin_code, origins, pieces
 from playbook_utils.show.plots import bars, lines, memory, stacked_bars
 from playbook_utils.show.program_lanes import program_lanes

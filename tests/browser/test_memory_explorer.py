@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ def page(lab: Lab, new_page: Callable[[], Any]) -> Iterator[Any]:
     page = new_page()
     page.goto(lab.write_notebook("explorer.ipynb", CELL))
     run_all_cells(page, lab)
-    page.locator("svg[role=img]").wait_for()
+    page.locator("div[role=img]").wait_for()
     yield page
     page.close()
 
@@ -42,8 +41,9 @@ def shows(page: Any, estimate: MemoryEstimate) -> None:
     from playwright.sync_api import expect
 
     for name in ("params", "grads", "optimizer_states", "activations", "total", "peak"):
-        cell = page.locator(f"tr[data-name={name}] td").first
-        expect(cell).to_have_text(f"{getattr(estimate, f'{name}_bytes'):,}", timeout=30_000)
+        cell = page.locator(f"[data-name={name}]")
+        size = getattr(estimate, f"{name}_bytes")
+        expect(cell).to_have_text(f"{size:,} bytes", timeout=30_000)
 
 
 def predict(seq_len: int = 4096, **layout: Any) -> MemoryEstimate:
@@ -67,24 +67,21 @@ def test_the_impossible_shows_a_sentence_until_it_is_possible_again(page: Any) -
     alert = page.locator("[role=alert]")
     alert.wait_for()
     assert 'tp is 64 and must divide "heads a", 32' in alert.inner_text()
-    assert page.locator("svg[role=img]").count() == 0
+    assert page.locator("div[role=img]").count() == 0
     press(page, "tensor tp (t)", "Home")
     shows(page, predict())
     assert page.locator("[role=alert]").count() == 0
     assert page.errors == []
 
 
-def test_as_drawn_by_the_browser_no_text_overlaps_or_leaves_the_sheet(page: Any) -> None:
-    texts = page.locator("svg[role=img] text").evaluate_all(
-        "all => all.map(text => [text.textContent, text.getBBox()])"
-        ".map(([text, box]) => [text, box.x, box.y, box.width, box.height])"
+def test_as_drawn_by_the_browser_no_text_is_cut_off(page: Any) -> None:
+    wide = page.locator("div[role=img], div[role=img] div").evaluate_all(
+        "all => all.filter(box => box.scrollWidth > box.clientWidth + 2)"
+        ".map(box => box.textContent)"
     )
-    assert len(texts) > 20
-    for (a, ax, ay, aw, ah), (b, bx, by, bw, bh) in combinations(texts, 2):
-        apart = ax + aw <= bx or bx + bw <= ax or ay + ah <= by + 1 or by + bh <= ay + 1
-        assert apart, f"{a!r} and {b!r} overlap"
-    for text, x, _, width, _ in texts:
-        assert x >= 0 and x + width <= 900, f"{text!r} is cut off"
+    assert wide == []
+    names = page.locator("[data-part]").evaluate_all("all => all.map(part => part.textContent)")
+    assert len(names) > 20 and "optimizer states" in names
 
 
 def test_on_a_small_laptop_the_three_groups_stand_side_by_side(page: Any) -> None:
@@ -101,7 +98,7 @@ def test_on_a_small_laptop_the_three_groups_stand_side_by_side(page: Any) -> Non
     )
     assert labels == [], "labels that are cut off"
     verdict = page.locator("b", has_text="Does not fit h100-sxm").bounding_box()
-    assert verdict["y"] < page.locator("svg[role=img]").bounding_box()["y"]
+    assert verdict["y"] < page.locator("div[role=img]").bounding_box()["y"]
     page.set_viewport_size({"width": 1200, "height": 1500})
     assert page.errors == []
 

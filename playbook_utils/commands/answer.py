@@ -12,9 +12,9 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from playbook_utils.predict.estimate import CATEGORIES, MOMENTS, MemoryEstimate
+from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
-from playbook_utils.predict.headroom import NOT_COUNTED, gib_text, headroom_bytes, verdict
+from playbook_utils.predict.headroom import NOT_COUNTED, gib_text, headroom_bytes, remarks, verdict
 from playbook_utils.predict.layout import ParallelLayout
 from playbook_utils.predict.precision import recipe
 from playbook_utils.predict.shapes import ModelShape
@@ -79,17 +79,8 @@ def as_text(answer: Answer) -> str:
         for name, size in sizes.items()
     ]
     lines.append("")
-    if estimate.transient_bytes:
-        lines += _wrapped(f"For a moment: {MOMENTS[estimate.moment]}.")
-    lines += _wrapped(f"Not counted: {NOT_COUNTED}.")
-    if estimate.gathered_bytes:
-        gathered = gib_text(estimate.gathered_bytes)
-        lines += _wrapped(
-            f"ZeRO-3 gathers up to {gathered} for a moment: not in the total, and in the peak only "
-            "if that moment is the worst."
-        )
-    for note in _notes(answer):
-        lines += _wrapped(f"Note: {with_flags(note)}.")
+    for remark in remarks(estimate, _notes(answer)):
+        lines += textwrap.wrap(with_flags(remark), _WIDTH, subsequent_indent="  ")
     if answer.gpu is not None:
         sentence = verdict(estimate, answer.gpu)
         lines.append(f"{sentence[0].upper()}{sentence[1:]}.")
@@ -152,7 +143,3 @@ def _stage(answer: Answer) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

@@ -1,0 +1,281 @@
+"""What the memory explorer computes and shows: bars, numbers, remarks, or why not, as HTML.
+
+    explorer_page(preset("llama-3-8b"), gpu("h100-sxm"), tp=8, seq_len=8192)
+
+The browser lays it out: bars are boxes as wide as their share, texts wrap. The sheet is white with
+dark text, as figures are, so that it reads the same on a dark page. Left out: the controls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Any
+
+from matplotlib.colors import to_hex, to_rgb
+
+from playbook_utils.predict.activations import default_attention
+from playbook_utils.predict.book_widget import WIDGET_FAULTS, widget_memory
+from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
+from playbook_utils.predict.hardware import Accelerator
+from playbook_utils.predict.headroom import gib_text, remarks, verdict
+from playbook_utils.predict.layout import ParallelLayout
+from playbook_utils.predict.memory import predict_memory
+from playbook_utils.predict.precision import PrecisionRecipe, recipe
+from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.show.estimates import in_words, whole
+from playbook_utils.show.style import CATEGORY_COLORS, INK, text_color_on
+from playbook_utils.show.units import bytes_text
+
+__all__ = [
+    *("DIFFERENCES", "LAYOUT_FIELDS", "MOE_FIELDS", "SHAPE_FIELDS", "Training"),
+    *("book_bytes", "explorer_page", "train"),
+]
+
+SHAPE_FIELDS = (
+    *("num_layers", "num_heads", "num_kv_heads", "dim", "ff_dim", "vocab_size"),
+    *("mlp", "tied", "dropout"),
+)
+"""Fields of a `ModelShape` that have a control."""
+MOE_FIELDS = ("num_experts", "experts_per_token", "expert_ff_dim")
+"""Fields of its `MoEShape` that have one, where the model has experts."""
+LAYOUT_FIELDS = (
+    *("dp", "tp", "cp", "pp", "ep", "zero_stage", "sequence_parallel"),
+    *("schedule", "virtual_stages", "num_microbatches"),
+)
+"""Fields of a `ParallelLayout`, all of which have one."""
+
+_SHEET = (
+    f"background:white;color:{INK};max-width:900px;box-sizing:border-box;line-height:1.5;"
+    "padding:8px 10px"
+)
+_SMALL = "font-size:11px;line-height:1.4"
+_HATCHED = "repeating-linear-gradient(45deg,#8A8A8A 0 2px,white 2px 6px)"
+_LEFT_PX, _BARS_PX = 150, 720
+_FAR = 12  # a GPU that holds this many times the peak is told of, not drawn
+DIFFERENCES = (
+    f'<details style="{_SHEET}"><summary>What differs from the book\'s widget</summary><ul>'
+    + "".join(
+        f"<li>The book's: {escape(fault)}. Here: {escape(here)}.</li>"
+        for fault, here in WIDGET_FAULTS
+    )
+    + "</ul></details>"
+)
+"""A folded list, as HTML."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model, how it is trained, and the memory that follows."""
+
+    shape: ModelShape
+    layout: ParallelLayout
+    recipe: PrecisionRecipe
+    how: Mapping[str, Any]
+    """seq_len, microbatch_size, recompute and attention."""
+    estimate: MemoryEstimate
+
+
+def train(
+    base: ModelShape,
+    *,
+    seq_len: int = 4096,
+    microbatch_size: int = 1,
+    precision: str = "bf16",
+    optimizer_bytes: int = 8,
+    recompute: str = "none",
+    attention: str | None = None,
+    **changes: Any,
+) -> Training:
+    """The memory of the fullest rank of `base`, with `changes` of it and of its layout.
+
+    Args:
+        base: says what no control changes: norms, positions, biases, latent attention.
+        optimizer_bytes: per parameter, beside the master copy: 8 are Adam's moments in FP32.
+        attention: None is unfused where the model trains with dropout, else flash.
+        changes: by the names of `SHAPE_FIELDS`, `LAYOUT_FIELDS` and, of a model with experts,
+            `MOE_FIELDS`. As many microbatches as fill the pipeline where they are 0 or None.
+
+    Raises ValueError for other names and for what does not go together.
+    """
+    known = (*SHAPE_FIELDS, *LAYOUT_FIELDS, *(MOE_FIELDS if base.moe else ()))
+    if unknown := [name for name in changes if name not in known]:
+        found = ", ".join(map(repr, unknown))
+        raise ValueError(f"{base.name} has no {found}: expected names of {', '.join(known)}")
+    sizes = {name: changes[name] for name in SHAPE_FIELDS if name in changes}
+    if base.moe:
+        experts = {name: changes[name] for name in MOE_FIELDS if name in changes}
+        sizes["moe"] = replace(base.moe, **experts)
+    if base.mla:  # all heads share one latent: there are no groups
+        sizes["num_kv_heads"] = sizes.get("num_heads", base.num_heads)
+    if any(getattr(base, name) != value for name, value in sizes.items()):
+        base = base.with_changes(**sizes)
+    degrees = {name: changes[name] for name in LAYOUT_FIELDS if name in changes}
+    degrees["num_microbatches"] = degrees.get("num_microbatches") or None
+    layout = ParallelLayout(**degrees)
+    bytes_each = replace(recipe(precision), moments_bytes=optimizer_bytes)
+    how: dict[str, Any] = {
+        "seq_len": seq_len,
+        "microbatch_size": microbatch_size,
+        "recompute": recompute,
+        "attention": attention or default_attention(base),
+    }
+    estimate = predict_memory(base, layout=layout, precision=bytes_each, **how)
+    return Training(base, layout, bytes_each, how, estimate)
+
+
+def explorer_page(training: Training, gpu: Accelerator | None = None) -> str:
+    """Whether it fits, bars and numbers of the fullest rank, and remarks."""
+    book = book_bytes(training)
+    fits = ""
+    if gpu is not None:
+        sentence = escape(verdict(training.estimate, gpu))
+        fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>"
+    lines = "".join(f"<div>{line}</div>" for line in _remarks(training, book))
+    bars = _bars(training.estimate, gpu, book or {})
+    return f'<div style="{_SHEET}">{fits}{bars}{lines}</div>'
+
+
+def refusal(sentence: str) -> str:
+    """What stands in place of the page where the settings are impossible."""
+    inner = f"<b>No such training.</b> {escape(sentence, quote=False)}."
+    return f'<div style="{_SHEET}" role="alert">{inner}</div>'
+
+
+def _bars(estimate: MemoryEstimate, gpu: Accelerator | None, book: Mapping[str, int]) -> str:
+    """A bar a category, split into parts with a number each, then all of them in the total.
+
+    A dashed line is what the GPU holds; far beyond the bars it is told of instead.
+    """
+    holds = 0 if gpu is None else gpu.usable_bytes
+    far = holds > _FAR * estimate.peak_bytes
+    reach = max(estimate.peak_bytes, 0 if far else holds, 1)
+    rows = ""
+    for name, parts in estimate.parts.items():
+        number = _number(name, sum(parts.values()), book)
+        rows += _row(number, parts, _shades(name, len(parts)), reach)
+    numbers = _number("total", estimate.total_bytes, book)
+    if estimate.transient_bytes:
+        numbers += _number("peak", estimate.peak_bytes, {})
+    colors = [*(CATEGORY_COLORS[name] for name in CATEGORIES), _HATCHED]
+    rows += _row(numbers, whole(estimate), colors, reach)
+    limit = ""
+    if gpu is not None:
+        share = 0 if far else holds / reach
+        line = (
+            f'<div data-limit="{share:.5f}" style="position:absolute;top:24px;bottom:0;'
+            f"left:calc({_LEFT_PX}px + (100% - {_LEFT_PX}px)*{share:.5f});"
+            f'border-left:2px dashed {INK}"></div>'
+        )
+        label = f"{gpu.name} holds {bytes_text(holds)}"
+        label += ", far to the right →" if far else ", the dashed line"
+        limit = f'<div style="text-align:right">{label}</div>' + ("" if far else line)
+    said = escape(f"Memory of one rank: {in_words(estimate, gpu)}")
+    look = f"{_SMALL};position:relative;margin:6px 0"
+    return f'<div role="img" aria-label="{said}" style="{look}">{limit}{rows}</div>'
+
+
+def _number(name: str, size: int, book: Mapping[str, int]) -> str:
+    """A size in GiB and bytes, and what the book's widget says in its place."""
+    beside = f"<br>the book's: {_size(book[name])}" if name in book else ""
+    return (
+        f'<b style="font-size:14px">{name.replace("_", " ")}</b><br><span style="font-size:13px">'
+        f'{_size(size)}</span><br><span data-name="{name}">{size:,} bytes</span>{beside}<br>'
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return gib_text(num_bytes) if num_bytes >= 2**30 else bytes_text(num_bytes)
+
+
+def _row(numbers: str, parts: Mapping[str, int], colors: list[str], reach: int) -> str:
+    """Numbers, the bar, and under it a line with a number for each part."""
+    bar, legend = "", ""
+    for (part, size), color in zip(parts.items(), colors, strict=False):
+        words, share = part.replace("_", " "), size / reach
+        fits = share * _BARS_PX > 7 * len(words) + 6 and color != _HATCHED
+        bar += (
+            f'<div data-part="{part}" title="{words}: {size:,} bytes" style="width:'
+            f"{100 * share:.4f}%;background:{color};overflow:hidden;text-align:center;"
+            f"color:{text_color_on(color) if fits else INK};box-sizing:border-box;border-right:"
+            f'{int(share * _BARS_PX > 3)}px solid white">{words if fits else ""}</div>'
+        )
+        square = f"display:inline-block;width:9px;height:9px;margin-right:4px;background:{color}"
+        legend += (
+            f'<span style="{_SMALL};display:inline-block;margin-right:14px;background:white">'
+            f'<span style="{square}"></span>{words} {bytes_text(size)}</span>'
+        )
+    return (
+        f'<div style="display:flex;margin-bottom:8px"><div style="flex:0 0 {_LEFT_PX}px">{numbers}'
+        '</div><div style="flex:1;min-width:0;position:relative"><div style="display:flex;'
+        f'height:24px;line-height:24px">{bar}</div>{legend}</div></div>'
+    )
+
+
+def _shades(name: str, number: int) -> list[str]:
+    """The category's colour, mixed with more and more white."""
+    shares = [0.6 * i / max(number - 1, 2) for i in range(number)]
+    rgb = to_rgb(CATEGORY_COLORS[name])
+    mixed = [[part + (1 - part) * share for part in rgb] for share in shares]
+    return [to_hex((red, green, blue)) for red, green, blue in mixed]
+
+
+def book_bytes(training: Training, recompute: str | None = None) -> dict[str, int] | None:
+    """What the book's widget says, by category and in total; None with pipelines, split contexts
+    or experts, which it does not have."""
+    shape, layout = training.shape, training.layout
+    if shape.moe or max(layout.pp, layout.cp, layout.ep) > 1:
+        return None
+    sizes = ("dim", "ff_dim", "num_layers", "num_heads", "vocab_size", "mlp")
+    degrees = ("tp", "dp", "zero_stage", "sequence_parallel")
+    found = widget_memory(
+        **{name: getattr(shape, name) for name in sizes},
+        **{name: getattr(layout, name) for name in degrees},
+        seq_len=training.how["seq_len"],
+        microbatch_size=training.how["microbatch_size"],
+        optimizer_multiplier=training.recipe.moments_bytes,
+        mixed=training.recipe.activation_bytes == 2,
+        recompute=recompute or training.how["recompute"],
+    )
+    four = {name: found[name] for name in CATEGORIES}
+    return four | {"total": sum(four.values())}
+
+
+def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
+    """Sentences, as HTML."""
+    shape, layout, estimate = training.shape, training.layout, training.estimate
+    if book is None:
+        yield "The book's widget has no pipelines, split contexts or experts."
+    elif training.how["attention"] == "flash" and training.how["recompute"] == "none":
+        without = book_bytes(training, "selective") or book
+        square = book["activations"] - without["activations"]
+        yield (
+            f"Of the difference in activations from the book's widget, {gib_text(square)} is the "
+            "a s² term, which flash attention does not keep."
+        )
+    sizes = {
+        "weights": training.recipe.params_bytes,
+        "gradients": training.recipe.grads_bytes,
+        "FP32 gradients": training.recipe.fp32_grads_bytes,
+        "master copy": training.recipe.master_bytes,
+        "moments": training.recipe.moments_bytes,
+    }
+    terms = " + ".join(f"{size} {name}" for name, size in sizes.items() if size)
+    yield f"Bytes a parameter: {terms} = {training.recipe.bytes_per_param}."
+    kept = estimate.params_bytes // training.recipe.params_bytes
+    own = f"This rank: {kept:,} parameters."
+    if kept != estimate.num_params:
+        own = (
+            f"This rank computes with {estimate.num_params:,} parameters and, by ZeRO-3, keeps "
+            f"{kept:,} of them."
+        )
+    yield f"Model: {shape.num_params:,} parameters. Ranks: {layout.world_size:,}. {own}"
+    if layout.pp > 1:
+        in_flight = ", ".join(map(str, estimate.microbatches_in_flight))
+        yield (
+            f"It is of pipeline stage {estimate.stage} of 0 to {layout.pp - 1}, which needs most. "
+            f"Micro-batches kept at the peak: {in_flight}."
+        )
+    for remark in remarks(estimate, layout.notes(shape, training.how["seq_len"])):
+        yield escape(remark, quote=False)
