@@ -1,7 +1,8 @@
 """Figures, tables and sliders, all by one hand: one colour by meaning, one per rank.
 
 Figures are `Picture` objects: the last value of a cell is displayed once, with a description in
-words. Tables are plain text.
+words. Tables are plain text. A figure that one lesson draws is in `lessons`, in that lesson's file;
+each name is loaded when it is first asked for.
 
 Left out: measuring and predicting what is shown.
 
@@ -11,67 +12,43 @@ Left out: measuring and predicting what is shown.
     show.compare("all_reduce bytes", predicted=393_216, measured=393_216)
 """
 
-from playbook_utils.show.accumulation import accumulation_diagram
-from playbook_utils.show.attention import attention_tiles
-from playbook_utils.show.by_size import by_size
-from playbook_utils.show.diagrams import Canvas, batch_split, course_map, data_parallel_diagram
-from playbook_utils.show.estimates import memory_bars
-from playbook_utils.show.explorer import memory_explorer
-from playbook_utils.show.fusion import fusion_diagram
-from playbook_utils.show.gpu import gpu_diagram
-from playbook_utils.show.launch import requests, thread_grid
-from playbook_utils.show.pieces import origin_code, origins, pieces
-from playbook_utils.show.plots import bars, lines, memory, stacked_bars
-from playbook_utils.show.program_lanes import program_lanes
-from playbook_utils.show.recomputation import recomputation_diagram
-from playbook_utils.show.roofline import roofline
-from playbook_utils.show.sharding import zero_diagram
-from playbook_utils.show.style import Picture, color_of, rank_color
-from playbook_utils.show.tables import Table, compare, comparison, table
-from playbook_utils.show.timeline import timeline
-from playbook_utils.show.traffic import traffic, traffic_matrix
-from playbook_utils.show.training_step import training_step
-from playbook_utils.show.units import bytes_text
-from playbook_utils.show.waits import without_waits
-from playbook_utils.show.widgets import explore
+from __future__ import annotations
 
-__all__ = [
-    "Canvas",
-    "Picture",
-    "Table",
-    "accumulation_diagram",
-    "attention_tiles",
-    "bars",
-    "batch_split",
-    "by_size",
-    "bytes_text",
-    "color_of",
-    "compare",
-    "comparison",
-    "course_map",
-    "data_parallel_diagram",
-    "explore",
-    "fusion_diagram",
-    "gpu_diagram",
-    "lines",
-    "memory",
-    "memory_bars",
-    "memory_explorer",
-    "origin_code",
-    "origins",
-    "pieces",
-    "program_lanes",
-    "rank_color",
-    "recomputation_diagram",
-    "requests",
-    "roofline",
-    "stacked_bars",
-    "table",
-    "thread_grid",
-    "timeline",
-    "traffic",
-    "traffic_matrix",
-    "training_step",
-    "without_waits",
-    "zero_diagram",
-]
+import importlib
+from typing import Any
+
+_NAMES = {
+    "canvas": ("Canvas",),
+    "estimates": ("memory_bars",),
+    "explorer": ("memory_explorer",),
+    "messages": ("traffic",),
+    "plots": ("lines", "memory", "stacked_bars"),
+    "rooflines": ("roofline",),
+    "style": ("Picture", "color_of", "rank_color"),
+    "tables": ("Table", "compare", "comparison", "table"),
+    "timelines": ("timeline",),
+    "units": ("bytes_text",),
+    "lessons.activation_recomputation": ("recomputation_diagram",),
+    "lessons.collectives": ("by_size", "origin_code", "origins", "pieces"),
+    "lessons.data_parallelism": ("batch_split", "data_parallel_diagram"),
+    "lessons.flash_attention": ("attention_tiles",),
+    "lessons.fused_kernels_and_triton": ("fusion_diagram", "program_lanes"),
+    "lessons.gpus_and_cuda_kernels": ("gpu_diagram", "requests", "thread_grid"),
+    "lessons.gradient_accumulation": ("accumulation_diagram",),
+    "lessons.memory_profiling": ("training_step",),
+    "lessons.start_here": ("course_map",),
+    "lessons.zero": ("without_waits", "zero_diagram"),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_HOMES)  # pyright: ignore
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"show has no name {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

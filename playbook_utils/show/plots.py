@@ -18,7 +18,6 @@ from playbook_utils.show.style import (
     CATEGORY_COLORS,
     INK,
     QUIET,
-    WIDTH_IN,
     Picture,
     color_key,
     color_of,
@@ -28,7 +27,7 @@ from playbook_utils.show.style import (
 )
 from playbook_utils.show.units import bytes_text, bytes_unit, number_text
 
-__all__ = ["bars", "lines", "memory", "stacked_bars"]
+__all__ = ["lines", "memory", "stacked_bars"]
 
 
 def lines(
@@ -39,10 +38,10 @@ def lines(
     title: str = "",
     logx: bool = False,
     logy: bool = False,
+    xunit: str = "",
     hline: Mapping[str, float] | None = None,
     markers: bool = False,
     points: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
-    width_in: float = WIDTH_IN,
     description: str = "",
 ) -> Picture:
     """Draw {label: (xs, ys)} as lines, each labelled at its end; `hline` {label: y} as dashes.
@@ -52,7 +51,7 @@ def lines(
 
     xlabel and ylabel name the quantity and its unit. A label "rank 3", "grads" or "communication"
     takes the colour that this has everywhere. With `logx`, the ticks are the xs themselves where
-    there are few.
+    there are few, and every few of them in KiB, MiB, ... with xunit="bytes".
 
     Raises ValueError for empty or unequal xs and ys, and for values <= 0 on a logarithmic axis.
     """
@@ -62,7 +61,7 @@ def lines(
     if strays := sorted(set(points or {}) - set(series)):
         raise ValueError(f"points {strays} belong to no line; the lines are {list(series)}")
     with house_style():
-        figure, axes = new_figure(title, height_in=3.9, width_in=width_in)
+        figure, axes = new_figure(title, height_in=3.9)
         ends: dict[str, tuple[float, float, str]] = {}
         for position, (label, (xs, ys)) in enumerate(series.items()):
             color = color_of(label, position)
@@ -75,8 +74,12 @@ def lines(
         if logx:
             axes.set_xscale("log", base=2)
             xs_all = sorted({x for xs, _ in series.values() for x in xs})
+            if xunit == "bytes":
+                xs_all = xs_all[:: -(-len(xs_all) // 9)]
             if len(xs_all) <= 12:
-                axes.set_xticks(xs_all, [number_text(x) for x in xs_all])
+                as_text = bytes_text if xunit == "bytes" else number_text
+                axes.set_xticks(xs_all, [as_text(x) for x in xs_all])
+                axes.minorticks_off()
         if logy:
             axes.set_yscale("log")
         axes.grid(axis="y", color="#E8E8E8", linewidth=0.8)
@@ -107,22 +110,6 @@ def _check_series(
                 )
 
 
-def bars(
-    values: Mapping[str, float],
-    *,
-    unit: str,
-    title: str = "",
-    width_in: float = WIDTH_IN,
-    description: str = "",
-) -> Picture:
-    """Draw {label: value} as horizontal bars with their values beside them.
-
-    With unit="bytes" values are bytes and shown in KiB, MiB, ...; any other unit is written as is.
-    """
-    one_each = {label: {label: value} for label, value in values.items()}
-    return _stacked(one_each, unit, title, None, "", width_in, description)
-
-
 def stacked_bars(
     rows: Mapping[str, Mapping[str, float]],
     *,
@@ -130,7 +117,6 @@ def stacked_bars(
     title: str = "",
     limit: float | None = None,
     limit_label: str = "limit",
-    width_in: float = WIDTH_IN,
     description: str = "",
 ) -> Picture:
     """Draw {label: {category: value}} as horizontal stacked bars with their totals beside them.
@@ -140,18 +126,6 @@ def stacked_bars(
 
     Raises ValueError without rows and for negative values.
     """
-    return _stacked(rows, unit, title, limit, limit_label, width_in, description)
-
-
-def _stacked(
-    rows: Mapping[str, Mapping[str, float]],
-    unit: str,
-    title: str,
-    limit: float | None,
-    limit_label: str,
-    width_in: float,
-    description: str,
-) -> Picture:
     if not rows:
         raise ValueError("no bars to draw: pass at least one row")
     for label, parts in rows.items():
@@ -163,7 +137,7 @@ def _stacked(
     as_text = bytes_text if unit == "bytes" else number_text
     colors = _row_colors(rows)
     with house_style():
-        figure, axes = new_figure(title, height_in=1.2 + 0.42 * len(rows), width_in=width_in)
+        figure, axes = new_figure(title, height_in=1.2 + 0.42 * len(rows))
         axes.set(xlabel=shown_unit, ylim=(len(rows) - (0.4 if limit is None else 0.0), -0.6))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.tick_params(axis="y", length=0)
@@ -231,7 +205,6 @@ def memory(
     samples: Iterable[MemorySample],
     *,
     title: str = "",
-    width_in: float = WIDTH_IN,
     description: str = "",
 ) -> Picture:
     """Draw what one rank holds at the moments of one or more steps, by category, in order.
@@ -253,7 +226,7 @@ def memory(
         if any(getattr(sample, f"{name}_bytes") for sample in samples)
     }
     with house_style():
-        figure, axes = new_figure(title, height_in=4.2, width_in=width_in)
+        figure, axes = new_figure(title, height_in=4.2)
         xs = range(len(samples))
         axes.set(ylabel=f"memory of rank {ranks[0]} ({unit})", xlim=(0, max(len(samples) - 1, 1)))
         axes.set_ylim(0, max(totals) / scale * 1.18 or 1)

@@ -112,20 +112,21 @@ def test_bars_of_any_number_and_size_keep_their_texts(count: int, largest: int) 
     limited = {"limit": 5 * largest or 1, "limit_label": "H100"}
     for picture in (
         show.stacked_bars(rows, unit="bytes", title="What a rank holds", **limited),
-        show.bars({name: parts["params"] for name, parts in rows.items()}, unit="calls", title="T"),
+        show.stacked_bars({name: {"one": largest} for name in rows}, unit="calls", title="T"),
     ):
         assert flaws(picture) == []
 
 
 def test_bars_have_their_values_beside_them() -> None:
-    picture = show.bars({"naive": 12345, "one": 1, "none": 0}, unit="calls")
+    rows = {"naive": {"a": 12345}, "one": {"b": 1}, "none": {"c": 0}}
+    picture = show.stacked_bars(rows, unit="calls")
     (axes,) = picture.figure.axes
     assert [bar.get_width() for bar in axes.patches] == [12345, 1, 0]
     assert {"12,345", "1", "0", "naive"} <= {text for text, _ in boxes(picture)}
     with pytest.raises(ValueError, match="row 'a' has a negative value"):
-        show.bars({"a": -1}, unit="calls")
+        show.stacked_bars({"a": {"a": -1}}, unit="calls")
     with pytest.raises(ValueError, match="at least one row"):
-        show.bars({}, unit="calls")
+        show.stacked_bars({}, unit="calls")
 
 
 def samples(num_steps: int, moments: int = 4) -> list[MemorySample]:

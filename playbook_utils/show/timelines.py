@@ -15,7 +15,6 @@ from playbook_utils.show.labels import write_inside
 from playbook_utils.show.style import (
     KIND_COLORS,
     QUIET,
-    WIDTH_IN,
     Picture,
     color_key,
     house_style,
@@ -29,9 +28,7 @@ _BAR = 0.8
 """Height of a bar where a row is 1 high."""
 
 
-def timeline(
-    spans: Iterable[Span], *, title: str = "", width_in: float = WIDTH_IN, description: str = ""
-) -> Picture:
+def timeline(spans: Iterable[Span], *, title: str = "", description: str = "") -> Picture:
     """Draw spans as bars: rows are ranks and their lanes, the axis is milliseconds.
 
     Where a rank's "compute" lane has no bar, it is idle, and its row shows that. Spans of one lane
@@ -45,7 +42,7 @@ def timeline(
     rows = _rows(spans)
     row_in = min(0.42, 12 / len(rows))
     with house_style():
-        figure, axes = new_figure(title, height_in=1.3 + len(rows) * row_in, width_in=width_in)
+        figure, axes = new_figure(title, height_in=1.3 + len(rows) * row_in)
         start_ms = min(span.start_s for span in spans) * 1e3
         end_ms = max(span.end_s for span in spans) * 1e3
         if end_ms == start_ms:

@@ -22,21 +22,15 @@ from playbook_utils.show.units import bytes_text
 __all__ = ["traffic", "traffic_matrix"]
 
 
-def traffic_matrix(
-    events: Iterable[CollectiveEvent], world_size: int | None = None
-) -> list[list[int]]:
+def traffic_matrix(events: Iterable[CollectiveEvent]) -> list[list[int]]:
     """Bytes that rank i (row) sends to rank j (column) in all these calls together.
 
     By the ring convention a rank sends its `wire_bytes` to the next rank of the group; all_to_all
     goes to all others in equal parts; send goes to its peer.
-
-    Raises ValueError where an event names a rank outside the world.
     """
     events = list(events)
     ranks = {rank for event in events for rank in (event.rank, *event.group)}
-    size = world_size if world_size is not None else max(ranks, default=-1) + 1
-    if outside := sorted(rank for rank in ranks if not 0 <= rank < size):
-        raise ValueError(f"events name ranks {outside}; expected ranks below world_size {size}")
+    size = max(ranks, default=-1) + 1
     matrix = [[0] * size for _ in range(size)]
     for event in events:
         others = [rank for rank in event.group if rank != event.rank]
@@ -56,7 +50,6 @@ def traffic(
     events: Iterable[CollectiveEvent] | Sequence[Sequence[int]],
     *,
     title: str = "",
-    world_size: int | None = None,
     description: str = "",
 ) -> Picture:
     """Draw the bytes from each rank (row) to each rank (column), darker for more.
@@ -69,7 +62,7 @@ def traffic(
     given: list[CollectiveEvent | Sequence[int]] = list(events)
     rows = [list(row) for row in given if not isinstance(row, CollectiveEvent)]
     calls = [event for event in given if isinstance(event, CollectiveEvent)]
-    matrix = rows or traffic_matrix(calls, world_size)
+    matrix = rows or traffic_matrix(calls)
     size = len(matrix)
     if not size or any(len(row) != size for row in matrix):
         lengths = [len(row) for row in matrix]

@@ -1,6 +1,4 @@
-"""A drawing of one training step: what is held in memory, and from when to when.
-
-    show.training_step()
+"""Lesson 01: one training step, what is held in memory, and from when to when.
 
 Time runs from left to right through forward, backward and optimizer; each row is one kind of
 memory, as high as the share of it that is there. Left out: sizes (every row is drawn as high as
@@ -9,9 +7,7 @@ the others) and temporaries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from playbook_utils.show.diagrams import Canvas
+from playbook_utils.show.canvas import Canvas
 from playbook_utils.show.style import CATEGORY_COLORS, INK, KIND_COLORS, QUIET, Picture
 
 __all__ = ["training_step"]
@@ -22,19 +18,13 @@ _LAYERS = 6
 """Steps of the stairs: a layer's activations come at once, and go at once."""
 
 
-def training_step(num_steps_before: int = 0) -> Picture:
-    """One step, the first one by default: after others the optimizer's states are there already.
-
-    num_steps_before: 0, or any larger number.
-    """
-    if num_steps_before < 0:
-        raise ValueError(f"num_steps_before is {num_steps_before}; expected 0 or more")
+def training_step() -> Picture:
+    """The first step: the optimizer's states come at its end, and stay."""
     canvas = Canvas(width=13.5, height=6.5)
     columns = (("forward", _LEFT, _BACKWARD), ("backward", _BACKWARD, _OPTIMIZER))
     for name, start, end in (*columns, ("optimizer", _OPTIMIZER, _END)):
         canvas.box(start, 0.1, end - start - 0.08, 0.7, name, color=KIND_COLORS[name])
     rises, falls = _stairs(_LEFT, _BACKWARD), _stairs(_BACKWARD, _OPTIMIZER)
-    states = 1.0 if num_steps_before else 0.0
     rows: dict[str, tuple[list[tuple[float, float]], str, float, str]] = {
         # kind: (corners of what is held, remark, where it is centred, its colour)
         "activations": (
@@ -50,29 +40,29 @@ def training_step(num_steps_before: int = 0) -> Picture:
             INK,
         ),
         "optimizer_states": (
-            [(_LEFT, states), (_OPTIMIZER + 0.9, states), (_OPTIMIZER + 0.9, 1.0), (_END, 1.0)],
-            "stay for good" if states else "made by\nthe first step",
-            (_LEFT + _END) / 2 if states else 12.55,
+            [(_LEFT, 0.0), (_OPTIMIZER + 0.9, 0.0), (_OPTIMIZER + 0.9, 1.0), (_END, 1.0)],
+            "made by\nthe first step",
+            12.55,
             INK,
         ),
         "params": ([(_LEFT, 1.0), (_END, 1.0)], "always there", (_LEFT + _END) / 2, "white"),
     }
-    for place, (kind, (corners, remark, x, ink)) in enumerate(rows.items()):
+    for place, (kind, (corners, remark, place_x, ink)) in enumerate(rows.items()):
         bottom = 2.25 + 1.38 * place
         canvas.text(_LEFT - 0.2, bottom - 0.55, kind.replace("_", "\n"), ha="right")
-        _fill(canvas, corners, bottom, 1.1, CATEGORY_COLORS[kind])
+        # Fill below the corners, whose ground is at y = bottom.
+        xs = [corners[0][0], *(x for x, _ in corners), corners[-1][0]]
+        ys = [bottom, *(bottom - 1.1 * share for _, share in corners), bottom]
+        canvas.axes.fill(xs, ys, color=CATEGORY_COLORS[kind], linewidth=0)
+        canvas.axes.plot([_LEFT, _END], [bottom] * 2, color=QUIET, linewidth=0.8)
         low = bottom - (0.32 if kind == "activations" else 0.55)
-        canvas.text(x, low, remark, color=ink, fontsize=9)
+        canvas.text(place_x, low, remark, color=ink, fontsize=9)
     for x in (_BACKWARD, _OPTIMIZER):
         canvas.axes.plot([x - 0.04] * 2, [0.9, 6.45], color=QUIET, linewidth=0.9, ls=":", zorder=0)
-    then = (
-        "the optimizer states of earlier steps are there throughout"
-        if states
-        else "the optimizer states come into being in the optimizer's part and stay"
-    )
     return canvas.picture(
         "One training step. Activations grow layer by layer in forward and shrink in backward, "
-        f"while gradients grow to the size of the parameters; {then}; parameters are always there."
+        "while gradients grow to the size of the parameters; the optimizer states come into being "
+        "in the optimizer's part and stay; parameters are always there."
     )
 
 
@@ -84,17 +74,3 @@ def _stairs(start: float, end: float) -> list[tuple[float, float]]:
         x, share = start + (layer + 0.5) * width, (layer + 1) / _LAYERS
         corners += [(x, layer / _LAYERS), (x, share)]
     return [*corners, (end, 1.0)]
-
-
-def _fill(
-    canvas: Canvas,
-    corners: Sequence[tuple[float, float]],
-    bottom: float,
-    height: float,
-    color: str,
-) -> None:
-    """Fill below the corners (x, share of `height`), whose ground is at y = `bottom`."""
-    xs = [corners[0][0], *(x for x, _ in corners), corners[-1][0]]
-    ys = [bottom, *(bottom - height * share for _, share in corners), bottom]
-    canvas.axes.fill(xs, ys, color=color, linewidth=0)
-    canvas.axes.plot([_LEFT, _END], [bottom] * 2, color=QUIET, linewidth=0.8)

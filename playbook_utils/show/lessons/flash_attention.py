@@ -1,4 +1,4 @@
-"""The matrix of attention scores, cut into tiles: computed, masked, skipped, and the one in hand.
+"""Lesson 20: attention scores cut into tiles: computed, masked, skipped, and the one in hand.
 
     show.attention_tiles([["masked", "skipped"], ["full", "masked"]], current=(1, 0))
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from playbook_utils.show.diagrams import Canvas
+from playbook_utils.show.canvas import Canvas
 from playbook_utils.show.style import KIND_COLORS, Picture
 
 __all__ = ["attention_tiles"]

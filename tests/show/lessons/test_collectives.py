@@ -110,3 +110,31 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         show.pieces({"a": [codes(2, 2), codes(3, 2)]}, parts=2)
     with pytest.raises(ValueError, match="messages of 2 steps"):
         show.pieces({"a": [codes(2, 2)] * 2}, parts=2, messages={"a": [[], []]})
+
+
+SIZES = [4**i for i in range(1, 12)]
+CURVES = {"ring": [1e-4 + n / 1e9 for n in SIZES], "tree": [1e-5 + n / 1e8 for n in SIZES]}
+
+
+def test_points_have_the_colour_of_their_curve() -> None:
+    measured = [10 * value for value in CURVES["tree"]]
+    picture = show.by_size(CURVES, SIZES, points={"tree": measured}, ylabel="time (s)")
+    (axes,) = picture.figure.axes
+    ring, tree, dots = axes.lines[:3]
+    for line, label in ((ring, "ring"), (tree, "tree")):
+        assert list(line.get_xdata()) == SIZES and list(line.get_ydata()) == CURVES[label]
+    assert list(dots.get_ydata()) == measured and dots.get_linestyle() == "None"
+    assert dots.get_markeredgecolor() == tree.get_color() != ring.get_color()
+    assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert repr(picture) == "time (s) over the size of a message: ring, tree."
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[:1], [2**i for i in range(31)]])
+def test_any_sizes_stay_readable(sizes: list[int]) -> None:
+    curves = {"ring": [float(n) for n in sizes], "tree": [2.0 * n for n in sizes]}
+    picture = show.by_size(curves, sizes, ylabel="bus bandwidth (GB/s)", hline={"link": 9.0})
+    assert flaws(picture) == []
+    (dashes,) = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert set(dashes.get_ydata()) == {9.0}
+    shown = {text.get_text() for text in texts(picture)}
+    assert {f"{sizes[0]} B"} <= shown

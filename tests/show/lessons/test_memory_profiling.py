@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from playbook_utils import show
 from playbook_utils.show.style import CATEGORY_COLORS
@@ -22,13 +21,12 @@ def held(picture: show.Picture) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("before", [0, 1, 7])
-def test_texts_neither_overlap_nor_leave(before: int) -> None:
-    assert flaws(show.training_step(before)) == []
+def test_texts_neither_overlap_nor_leave() -> None:
+    assert flaws(show.training_step()) == []
 
 
 def test_each_kind_is_there_when_it_should_be() -> None:
-    first, later = held(show.training_step()), held(show.training_step(1))
+    first = held(show.training_step())
     assert set(first) == {"params", "grads", "optimizer_states", "activations"}
 
     def share_at(corners: np.ndarray, x: float) -> float:
@@ -40,12 +38,4 @@ def test_each_kind_is_there_when_it_should_be() -> None:
     assert [share_at(first["activations"], x) for x in (starts, turns, steps)] == [0, 1, 0]
     assert [share_at(first["grads"], x) for x in (turns + 0.1, steps, ends)] == [0, 1, 1]
     assert [share_at(first["optimizer_states"], x) for x in (starts, steps, ends)] == [0, 0, 1]
-    assert [share_at(later["optimizer_states"], x) for x in (starts, steps, ends)] == [1, 1, 1]
     assert [share_at(first["params"], x) for x in (starts, ends - 0.01)] == [1, 1]
-
-
-def test_the_words_say_what_differs_in_later_steps() -> None:
-    assert "come into being" in show.training_step().description
-    assert "throughout" in show.training_step(3).description
-    with pytest.raises(ValueError, match="num_steps_before is -1"):
-        show.training_step(-1)

@@ -20,13 +20,13 @@ def cells(picture: show.Picture, panel: int = 0) -> list[Rectangle]:
 
 
 def test_elements_have_their_blocks_color_and_their_threads_number() -> None:
-    picture = show.thread_grid(BLOCK, THREAD, shape=(6, 20), title="Blocks")
+    picture = show.thread_grid(BLOCK, THREAD, shape=(6, 20))
     assert flaws(picture) == []
     by_place = {(cell.get_y(), cell.get_x()): cell for cell in cells(picture)}
     assert len(by_place) == 8 * 24
     assert to_hex(by_place[5, 9].get_facecolor()) == rank_color(4).lower()
     assert to_hex(by_place[5, 20].get_facecolor()) == "#ffffff"
-    assert sorted(text for text, _ in boxes(picture) if text != "Blocks") == sorted(
+    assert sorted(text for text, _ in boxes(picture)) == sorted(
         str(n) for row in THREAD for n in row
     )
     assert "6 blocks" in picture.description and "72 of 192" in picture.description
@@ -61,7 +61,7 @@ def test_sectors_are_moved_whole() -> None:
         "one": [200] * 32,
         "a row": range(64, 96),
     }
-    picture = show.requests(wanted, row_length=32, num_rows=32, title="One warp")
+    picture = show.requests(wanted, row_length=32, num_rows=32)
     assert flaws(picture) == []
     assert [len(cells(picture, panel)) for panel in range(3)] == [256, 8, 32]
     dark = [
@@ -80,3 +80,19 @@ def test_sectors_are_moved_whole() -> None:
 def test_requests_that_cannot_be_drawn(wanted: dict[str, list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         show.requests(wanted, row_length=8, num_rows=8)
+
+
+def test_the_gpu_is_readable_and_says_the_sizes() -> None:
+    picture = show.gpu_diagram()
+    assert flaws(picture) == []
+    said = " ".join(text for text, _ in boxes(picture))
+    assert "132 SMs" in picture.description and "256 KiB" in picture.description
+    for part in ("132 SMs", "128 cores", "50 MB", "80 GB", "64 KiB", "256 KiB"):
+        assert part in said
+
+
+def test_as_many_squares_as_there_are_sms_and_cores() -> None:
+    axes = show.gpu_diagram().figure.axes[0]
+    widths = [patch.get_width() for patch in axes.patches if hasattr(patch, "get_width")]
+    assert widths.count(0.4) == 132
+    assert widths.count(0.32) == 128

@@ -1,13 +1,8 @@
-"""Drawing of gradient accumulation: microbatches one after the other, one sum, one step.
-
-    show.accumulation_diagram(num_microbatches=4)
-
-Left out: the ranks of data parallelism (`show.batch_split`, `show.data_parallel_diagram`).
-"""
+"""Lesson 03: microbatches one after the other, one sum, one step."""
 
 from __future__ import annotations
 
-from playbook_utils.show.diagrams import Canvas
+from playbook_utils.show.canvas import Canvas, expect_within
 from playbook_utils.show.style import CATEGORY_COLORS, KIND_COLORS, Picture, rank_color
 
 __all__ = ["accumulation_diagram"]
@@ -18,42 +13,28 @@ def accumulation_diagram(num_microbatches: int = 4) -> Picture:
 
     num_microbatches: number of columns, 1 to 8; time runs from left to right.
     """
-    if not 1 <= num_microbatches <= 8:
-        raise ValueError(
-            f"num_microbatches is {num_microbatches}; expected 1 to 8, more do not fit a drawing"
-        )
+    expect_within(1, 8, num_microbatches=num_microbatches)
     gap, left = 0.25, 2.3
     column = min(2.4, 11.2 / num_microbatches - gap)
     full = num_microbatches * (column + gap) - gap
+    wide = column > 1.6
     canvas = Canvas(width=13.5, height=6.1)
     steps = ("one batch", "forward and\nbackward", "gradients", "optimizer step")
-    tops, heights = (0.1, 1.4, 3.6, 5.2), (0.7, 1.3, 0.8, 0.8)
-    for name, top, height in zip(steps, tops, heights, strict=True):
-        canvas.text(left - 0.3, top + height / 2, name, ha="right")
-    grads = CATEGORY_COLORS["grads"]
-    total = canvas.box(left, tops[2], full, heights[2], "one buffer, added up", color=grads)
+    canvas.names(left - 0.3, steps, ((0.1, 0.7), (1.4, 1.3), (3.6, 0.8), (5.2, 0.8)))
+    colors = {**CATEGORY_COLORS, **KIND_COLORS}
+    total = canvas.box(left, 3.6, full, 0.8, "one buffer, added up", color=colors["grads"])
     for number in range(num_microbatches):
         x = left + number * (column + gap)
-        wide = column > 1.6
         label = f"microbatch {number}" if wide else f"{number}"
-        part = canvas.box(x, tops[0], column, heights[0], label, color=rank_color(0))
+        part = canvas.box(x, 0.1, column, 0.7, label, color=rank_color(0))
         label = "activations,\nheld only now" if wide else "act."
-        work = canvas.box(
-            x, tops[1], column, heights[1], label, color=CATEGORY_COLORS["activations"]
-        )
+        work = canvas.box(x, 1.4, column, 1.3, label, color=colors["activations"])
         canvas.arrow(part.bottom, work.top)
         canvas.arrow(work.bottom, (work.bottom[0], total.y))
         if number:
-            before = (x - gap, tops[1] + heights[1] / 2)
-            canvas.arrow(before, work.left)
-    step = canvas.box(
-        left + full - column,
-        tops[3],
-        column,
-        heights[3],
-        "once" if column <= 1.6 else "once, at the end",
-        color=KIND_COLORS["optimizer"],
-    )
+            canvas.arrow((x - gap, work.left[1]), work.left)
+    label = "once, at the end" if wide else "once"
+    step = canvas.box(left + full - column, 5.2, column, 0.8, label, color=colors["optimizer"])
     canvas.arrow((step.top[0], total.bottom[1]), step.top)
     return canvas.picture(
         f"Gradient accumulation over {num_microbatches} microbatches, one after the other: each "

@@ -1,4 +1,4 @@
-"""Which rank's data is where: rows of boxes, one row a rank, before and after each step.
+"""Lesson 05: which rank's data is where, a row of boxes a rank; and a quantity over message size.
 
 Each box is one part of a rank's tensor, coloured by the ranks whose data is in it, so that the
 picture is made from what was really sent. Give each rank numbers that tell where they come from:
@@ -17,16 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
-from playbook_utils.show.diagrams import Canvas
-from playbook_utils.show.style import (
-    KIND_COLORS,
-    QUIET,
-    Picture,
-    rank_color,
-    text_color_on,
-)
+from playbook_utils.show.canvas import Canvas
+from playbook_utils.show.plots import lines
+from playbook_utils.show.style import KIND_COLORS, QUIET, Picture, rank_color, text_color_on
 
-__all__ = ["origin_code", "origins", "pieces"]
+__all__ = ["by_size", "origin_code", "origins", "pieces"]
 
 Grid = Sequence[Sequence[int]]
 """One row a rank, one number a part; 0 is an empty box."""
@@ -66,7 +61,6 @@ def pieces(
     parts: int,
     messages: Mapping[str, Sequence[Messages]] | None = None,
     columns: int = 1,
-    title: str = "",
     description: str = "",
 ) -> Picture:
     """Draw {title: [state, next state, ...]}: every state a grid, ranks downwards.
@@ -90,7 +84,7 @@ def pieces(
     ranks = max(len(states[0]) for states in stories.values())
     column, row = max(widths) + 1.2, ranks + _HEAD + 0.9
     lines = -(-len(stories) // columns)
-    canvas = Canvas(width=column * columns, height=row * lines, title=title)
+    canvas = Canvas(width=column * columns, height=row * lines)
     for place, (name, states) in enumerate(stories.items()):
         x, y = column * (place % columns), row * (place // columns)
         _draw_story(canvas, x, y, name, states, parts, given.get(name))
@@ -179,3 +173,31 @@ def _new_data(before: Grid, after: Grid, parts: int) -> list[tuple[int, int]]:
         new = {pair for code in row for pair in origins(code, parts)} - held
         found += [(source, rank) for source, _ in new if source != rank]
     return found
+
+
+def by_size(
+    curves: Mapping[str, Sequence[float]],
+    sizes_bytes: Sequence[int],
+    *,
+    ylabel: str,
+    points: Mapping[str, Sequence[float]] | None = None,
+    hline: Mapping[str, float] | None = None,
+    description: str = "",
+) -> Picture:
+    """Draw {label: one value a size} as lines over the sizes of messages, both axes logarithmic.
+
+    points: measured values, by the labels of the curves; hline: {label: y} as dashes. Raises
+    ValueError as `lines` does.
+    """
+    said = description or f"{ylabel} over the size of a message: {', '.join(curves)}."
+    return lines(
+        {label: (sizes_bytes, values) for label, values in curves.items()},
+        points={label: (sizes_bytes, values) for label, values in (points or {}).items()},
+        hline=hline,
+        xlabel="message",
+        ylabel=ylabel,
+        logx=True,
+        logy=True,
+        xunit="bytes",
+        description=said,
+    )

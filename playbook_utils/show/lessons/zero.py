@@ -1,20 +1,22 @@
-"""Who holds what under ZeRO: a bar a rank, in which what is cut into shards is drawn as a sliver.
+"""Lesson 07: who holds what under ZeRO, and spans made ready to be drawn.
 
-    show.zero_diagram(4)
-
-Widths are bytes a parameter: 2 for BF16 params, 2 for BF16 grads, 12 for Adam's FP32 optimizer
-states (Rajbhandari et al. 2020, figure 1). Left out: activations, which ZeRO does not cut.
+In the drawing, widths are bytes a parameter: 2 for BF16 params, 2 for BF16 grads, 12 for Adam's
+FP32 optimizer states (Rajbhandari et al. 2020, figure 1). Left out: activations, which ZeRO does
+not cut.
 """
 
 from __future__ import annotations
 
-from playbook_utils.show.diagrams import Canvas
+from collections.abc import Iterable
+from dataclasses import replace
+
+from playbook_utils.events import Span
+from playbook_utils.show.canvas import Canvas, expect_within
 from playbook_utils.show.style import CATEGORY_COLORS, QUIET, Picture
 
-__all__ = ["zero_diagram"]
+__all__ = ["without_waits", "zero_diagram"]
 
 _BYTES = {"params": 2, "grads": 2, "optimizer_states": 12}
-_STAGES = ("stage 0", "stage 1", "stage 2", "stage 3")
 _SHARDED_FROM = {"params": 3, "grads": 2, "optimizer_states": 1}
 
 
@@ -23,20 +25,19 @@ def zero_diagram(world_size: int = 4) -> Picture:
 
     world_size: number of ranks drawn, 1 to 8.
     """
-    if not 1 <= world_size <= 8:
-        raise ValueError(f"world_size is {world_size}; expected 1 to 8, more do not fit a drawing")
+    expect_within(1, 8, world_size=world_size)
     total = sum(_BYTES.values())
     left, row, gap = 2.9, 0.5, 0.55
-    height = 0.9 + len(_STAGES) * (world_size * row + gap)
+    height = 0.9 + 4 * (world_size * row + gap)
     canvas = Canvas(width=left + total + 2.6, height=height)
     x = left
     for kind, size in _BYTES.items():
         name = "optimizer states: weights, momentum, variance in FP32" if size > 2 else kind
         canvas.text(x + size / 2, 0.4, name, fontsize=9)
         x += size
-    for stage, name in enumerate(_STAGES):
+    for stage in range(4):
         top = 0.9 + stage * (world_size * row + gap)
-        canvas.text(0.1, top + world_size * row / 2, name, ha="left", fontweight="bold")
+        canvas.text(0.1, top + world_size * row / 2, f"stage {stage}", ha="left", fontweight="bold")
         for rank in range(world_size):
             _draw_rank(canvas, left, top + rank * row, row, stage, rank, world_size)
         held = sum(s / (world_size if stage >= _SHARDED_FROM[k] else 1) for k, s in _BYTES.items())
@@ -64,3 +65,29 @@ def _draw_rank(
 
 def _part(world_size: int) -> str:
     return "whole" if world_size == 1 else "half" if world_size == 2 else f"1/{world_size}"
+
+
+def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans without the idle ones, those of a lane "compute" cut where their rank is idle.
+
+    A forward that stops for a layer's weights is one span with an "idle" one inside it. Drawn as it
+    is, the two share the height of the row; cut, the row shows grey where the rank waits.
+    """
+    spans = tuple(spans)
+    kept = []
+    for span in spans:
+        if span.kind == "idle":
+            continue
+        pieces = [span]
+        if span.lane == "compute":
+            for wait in spans:
+                if wait.kind == "idle" and wait.rank == span.rank:
+                    pieces = [part for piece in pieces for part in _cut(piece, wait)]
+        kept += pieces
+    return tuple(kept)
+
+
+def _cut(span: Span, wait: Span) -> list[Span]:
+    before = replace(span, end_s=min(span.end_s, wait.start_s))
+    after = replace(span, start_s=max(span.start_s, wait.end_s))
+    return [piece for piece in (before, after) if piece.start_s < piece.end_s]

@@ -1,0 +1,1 @@
+"""Figures that one lesson draws, a file a lesson: `show` has their names."""
