@@ -10,7 +10,6 @@ One module a subject:
     traces          what ran when, per rank; with `chrome` (files for Perfetto) and `overlap`
     programs        what a Triton kernel loads and stores, under the interpreter
     generated       what torch.compile writes, in Triton and in C++
-    network         a slow network, emulated, to see communication overlap with compute
 
 Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.show`).
 """
@@ -20,7 +19,6 @@ from playbook_utils.measure.communication import CommunicationLog, record_commun
 from playbook_utils.measure.cost import StepCost, count_flops, step_cost
 from playbook_utils.measure.generated import cpp_code, triton_code
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
-from playbook_utils.measure.network import slow_network
 from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
 from playbook_utils.measure.programs import watch_programs
 from playbook_utils.measure.saved import saved_for_backward
@@ -42,7 +40,6 @@ __all__ = [
     "read_chrome_trace",
     "record_communication",
     "saved_for_backward",
-    "slow_network",
     "spans_from_profiler",
     "state_bytes",
     "step_cost",

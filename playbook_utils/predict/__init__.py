@@ -14,9 +14,7 @@ Standard library only: importing this wing never imports torch. One module a sub
     communication  bytes on the wire, one rule for all collectives (`collective_time` by algorithm,
                    `hierarchy` within and between nodes, `link` latency and bandwidth,
                    `message_clock` recorded messages replayed)
-    book           the book's memory charts and their conventions (`book_widget` its calculator)
-    zero_pairs     the book's paired runs with and without ZeRO-1
-    korthikanti    the measured savings of sequence parallelism and selective recomputation
+    book           the book's own numbers: memory charts, calculator, paired runs
 
     from playbook_utils.predict.memory import predict_memory
 """

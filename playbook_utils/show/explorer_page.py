@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.colors import to_hex, to_rgb
 
 from playbook_utils.predict.activations import default_attention
-from playbook_utils.predict.book_widget import WIDGET_FAULTS, widget_memory
+from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_memory
 from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
 from playbook_utils.predict.headroom import gib_text, remarks, verdict

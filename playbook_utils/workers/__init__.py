@@ -7,7 +7,7 @@
 The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `servers` and
 `forkserver` (where processes come from), `worker` (what a process does), `pickling`, `wire`
 (what travels, and how), `output` (what ranks print), `report` (what is said when one fails),
-`torchrun` (the same call in processes that exist).
+`torchrun` (the same call in processes that exist), `network` (a slow one, emulated).
 """
 
 from playbook_utils.workers.launcher import launch, prewarm, shutdown

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from playbook_utils.predict.book_widget import widget_memory, widget_shape
+from playbook_utils.predict.book.widget import widget_memory, widget_shape
 from playbook_utils.predict.estimate import CATEGORIES, MOMENTS
 from playbook_utils.predict.hardware import gpu
 from playbook_utils.predict.headroom import gib_text, verdict

@@ -17,9 +17,9 @@ from torch import nn
 
 from playbook_utils.events import Span
 from playbook_utils.measure.communication import record_communication
-from playbook_utils.measure.network import SLOWED, slow_network
 from playbook_utils.measure.traces import TraceRecorder, exposed_communication_s, overlap_s
 from playbook_utils.workers import launch
+from playbook_utils.workers.network import SLOWED, slow_network
 
 KB = torch.ones(250)  # 1000 bytes
 

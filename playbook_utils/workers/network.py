@@ -37,7 +37,7 @@ import torch.distributed as dist
 from playbook_utils.measure.communication import record_communication
 from playbook_utils.measure.traces import TraceRecorder
 
-__all__ = ["SLOWED", "SlowWork", "slow_network"]
+__all__ = ["SLOWED", "slow_network"]
 
 SLOWED = (
     "all_gather",

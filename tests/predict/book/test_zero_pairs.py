@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from playbook_utils.predict.zero_pairs import _ROWS, zero_pairs
+from playbook_utils.predict.book.zero_pairs import _ROWS, zero_pairs
 
 
 def test_rows_are_those_of_the_published_table() -> None:

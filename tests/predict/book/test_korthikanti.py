@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from playbook_utils.predict.korthikanti import Figure7Row, figure_7, predict_percent
+from playbook_utils.predict.book.korthikanti import Figure7Row, figure_7, predict_percent
 
 ROWS = figure_7()
 READING_STEP = 100 / 562.5  # percent: the bars were read off in steps of this size

@@ -43,7 +43,7 @@ class Figure7Row:
 
 def figure_7() -> tuple[Figure7Row, ...]:
     """The 20 bars of the figure, source in `facts/korthikanti_figure_7.json`."""
-    path = resources.files("playbook_utils.predict").joinpath("facts", "korthikanti_figure_7.json")
+    path = resources.files(__package__).joinpath("facts", "korthikanti_figure_7.json")
     facts = json.loads(path.read_text(encoding="utf-8"))
     shapes = {name: _gpt(name, sizes) for name, sizes in facts["models"].items()}
     return tuple(

@@ -15,8 +15,6 @@ text says, nor what training Llama takes:
 In two charts of the latter the parameters were rounded first (`ROUNDED_PARAMS_GIB`). Charts are
 labelled GB; the numbers are GiB. Here they follow from `ModelShape`, `layer_terms`,
 `params_on_rank` and `ParallelLayout`; only the conventions are typed in.
-
-`widget_memory` (from `book_widget`) is the calculator of the book's first page.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from importlib import resources
 from typing import Any
 
 from playbook_utils.predict.activations import layer_terms, output_terms
-from playbook_utils.predict.book_widget import WIDGET_FAULTS, widget_memory, widget_shape
+from playbook_utils.predict.book.widget import widget_shape
 from playbook_utils.predict.layout import ParallelLayout
 from playbook_utils.predict.precision import recipe
 from playbook_utils.predict.presets import preset
@@ -37,9 +35,8 @@ from playbook_utils.predict.stages import layers_of, peak_in_flight
 from playbook_utils.predict.weights import params_on_rank
 
 __all__ = [
-    "BOOK_MODELS", "CHARTS", "CONVENTIONS", "ROUNDED_PARAMS_GIB", "WIDGET_FAULTS", "ChartRow",
-    "Convention", "book_facts", "book_params", "chart", "gpt_shape", "predict_chart_row",
-    "widget_memory", "widget_shape",
+    "BOOK_MODELS", "CHARTS", "CONVENTIONS", "ROUNDED_PARAMS_GIB", "ChartRow", "Convention",
+    "book_facts", "book_params", "chart", "gpt_shape", "predict_chart_row",
 ]  # fmt: skip
 
 _GIB = 2**30
@@ -114,7 +111,7 @@ class ChartRow:
 def book_facts() -> dict[str, Any]:
     """What `facts/book_charts.json` holds: the charts, the memory profile of the first four steps,
     the table of bytes per parameter, the widget's presets; copied from the book, source named."""
-    path = resources.files("playbook_utils.predict").joinpath("facts", "book_charts.json")
+    path = resources.files(__package__).joinpath("facts", "book_charts.json")
     facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return facts
 

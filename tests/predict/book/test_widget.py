@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from playbook_utils.predict.book import book_facts
-from playbook_utils.predict.book_widget import WIDGET_FAULTS, widget_memory, widget_shape
+from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_memory, widget_shape
 from playbook_utils.predict.layout import ParallelLayout
 from playbook_utils.predict.memory import CATEGORIES, predict_memory
 

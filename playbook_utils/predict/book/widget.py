@@ -5,7 +5,7 @@
     widget_shape(...)                           # the model that these inputs describe
 
 With tp=1, the MLP "gelu" or "relu", ff_dim = 4 dim and a power of two for the ZeRO ranks, it gives
-what `predict_memory` gives for `widget_shape`, byte for byte (tests/predict/test_book_widget.py).
+what `predict_memory` gives for `widget_shape`, byte for byte (tests/predict/book/test_widget.py).
 `WIDGET_FAULTS` lists where it does not, and what we do. From the page's script (main.bundle.js) of
 August 2025. s, b, h, a, t are sequence, micro-batch, dim, heads and tp; B is 2 bytes, or 4 in FP32.
 """
