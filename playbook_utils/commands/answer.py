@@ -1,6 +1,6 @@
 """The answer of `playbook memory`: what was asked and predicted, as text or as JSON.
 
-    print(as_text(Answer(shape, layout, seq_len=4096, ..., estimate=estimate)))
+    print(as_text(train(shape, seq_len=4096), gpu("h100-sxm")))
 
 Left out: reading the arguments (`playbook_utils.commands.memory`).
 """
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
+from playbook_utils.predict.estimate import CATEGORIES
 from playbook_utils.predict.hardware import Accelerator
 from playbook_utils.predict.headroom import NOT_COUNTED, gib_text, headroom_bytes, remarks, verdict
-from playbook_utils.predict.layout import ParallelLayout
-from playbook_utils.predict.precision import recipe
-from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import Training
 
-__all__ = ["Answer", "as_json", "as_text", "with_flags"]
+__all__ = ["FLAGS", "as_json", "as_text", "with_flags"]
 
 _WIDTH = 96
-_FLAGS = {
+FLAGS = {
     "seq_len": "--seq",
     "microbatch_size": "--microbatch",
     "num_microbatches": "--microbatches",
@@ -33,43 +32,29 @@ _FLAGS = {
 """Fields that have another name here (dp, tp, ... do not)."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What was asked, and the estimate; printed by `as_text` or `as_json`."""
-
-    shape: ModelShape
-    layout: ParallelLayout
-    seq_len: int
-    microbatch_size: int
-    precision: str
-    recompute: str
-    attention: str
-    kernels: str
-    estimate: MemoryEstimate
-    gpu: Accelerator | None = None
-    ignored_fields: tuple[str, ...] = ()
-
-
 def with_flags(sentence: str) -> str:
     """The sentence with fields' names replaced by the command's options."""
-    for name, flag in _FLAGS.items():
+    for name, flag in FLAGS.items():
         sentence = re.sub(rf"\b{name}\b", flag, sentence)
     return sentence
 
 
-def as_text(answer: Answer) -> str:
+def as_text(answer: Training, gpu: Accelerator | None = None) -> str:
     """What was asked, a table of one rank's memory, what it leaves out, and whether it fits."""
     shape, layout, estimate = answer.shape, answer.layout, answer.estimate
+    kept = f"{estimate.num_params:,} parameters"  # those it computes with
+    if answer.kept_params < estimate.num_params:
+        kept += f" ({answer.kept_params:,} of them kept)"
     degrees = ", ".join(
         f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "cp", "pp", "ep")
     )
     lines = [
         f"{shape.name or 'model'}: {shape.num_params:,} parameters, {answer.microbatch_size} x "
-        f"{answer.seq_len:,} tokens, {answer.precision}, recompute {answer.recompute}, "
+        f"{answer.seq_len:,} tokens, {answer.recipe.name}, recompute {answer.recompute}, "
         f"{answer.attention} attention, {answer.kernels} kernels",
         f"{_count(layout.world_size, 'rank')}: {degrees}, ZeRO {layout.zero_stage}"
         + (", sequence parallel" if layout.sequence_parallel else ""),
-        f"per rank, {_rank_params(answer)}, {_stage(answer)}:",
+        f"per rank, {kept}, {_stage(answer)}:",
         "",
     ]
     sizes = {name: getattr(estimate, f"{name}_bytes") for name in (*CATEGORIES, "total")}
@@ -81,22 +66,27 @@ def as_text(answer: Answer) -> str:
     lines.append("")
     for remark in remarks(estimate, _notes(answer)):
         lines += textwrap.wrap(with_flags(remark), _WIDTH, subsequent_indent="  ")
-    if answer.gpu is not None:
-        sentence = verdict(estimate, answer.gpu)
+    if gpu is not None:
+        sentence = verdict(estimate, gpu)
         lines.append(f"{sentence[0].upper()}{sentence[1:]}.")
     return "\n".join(lines)
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(
+    answer: Training, gpu: Accelerator | None = None, ignored_fields: Sequence[str] = ()
+) -> dict[str, Any]:
     """The same for programs; sizes in bytes. Keys are only ever added."""
-    layout, estimate, accelerator = answer.layout, answer.estimate, answer.gpu
-    asked = ("seq_len", "microbatch_size", "precision", "recompute", "attention", "kernels")
+    layout, estimate = answer.layout, answer.estimate
+    asked = ("recompute", "attention", "kernels")
     found: dict[str, Any] = {
         "model": {
             "name": answer.shape.name,
             "num_params": answer.shape.num_params,
-            "ignored_fields": list(answer.ignored_fields),
+            "ignored_fields": list(ignored_fields),
         },
+        "seq_len": answer.seq_len,
+        "microbatch_size": answer.microbatch_size,
+        "precision": answer.recipe.name,
         **{name: getattr(answer, name) for name in asked},
         "layout": {**asdict(layout), "world_size": layout.world_size},
         "rank": estimate.as_dict(),
@@ -104,17 +94,17 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "notes": list(_notes(answer)),
         "gpu": None,
     }
-    if accelerator is not None:
+    if gpu is not None:
         found["gpu"] = {
-            "name": accelerator.name,
-            "memory_bytes": accelerator.usable_bytes,
-            "fits": estimate.fits(accelerator),
-            "left_bytes": headroom_bytes(estimate, accelerator),
+            "name": gpu.name,
+            "memory_bytes": gpu.usable_bytes,
+            "fits": estimate.fits(gpu),
+            "left_bytes": headroom_bytes(estimate, gpu),
         }
     return found
 
 
-def _notes(answer: Answer) -> tuple[str, ...]:
+def _notes(answer: Training) -> tuple[str, ...]:
     notes = answer.layout.notes(answer.shape, answer.seq_len)
     if answer.recompute == "selective" and answer.attention == "flash":
         notes += (
@@ -124,14 +114,7 @@ def _notes(answer: Answer) -> tuple[str, ...]:
     return notes
 
 
-def _rank_params(answer: Answer) -> str:
-    """Those it computes with, and of these, under ZeRO-3, those it keeps."""
-    computed = answer.estimate.num_params
-    kept = answer.estimate.params_bytes // recipe(answer.precision).params_bytes
-    return f"{computed:,} parameters" + (f" ({kept:,} of them kept)" if kept < computed else "")
-
-
-def _stage(answer: Answer) -> str:
+def _stage(answer: Training) -> str:
     pp, estimate = answer.layout.pp, answer.estimate
     if pp == 1:
         return "the only pipeline stage"

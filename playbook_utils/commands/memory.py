@@ -3,7 +3,7 @@
     playbook memory --model llama-3-8b --seq 4096 --dp 8 --zero 1 --gpu h100-sxm
     playbook memory --model path/to/config.json --tp 8 --sp --recompute selective --json
 
-Left out: the prediction itself (`playbook_utils.predict.memory`) and its wording
+Left out: the prediction itself (`playbook_utils.predict.training`) and its wording
 (`answer`). No torch is imported: the answer comes in a fraction of a second.
 """
 
@@ -14,25 +14,19 @@ import json
 import sys
 from pathlib import Path
 
-from playbook_utils.commands.answer import Answer, as_json, as_text, with_flags
-from playbook_utils.predict.activations import (
-    ATTENTIONS,
-    KERNELS,
-    RECOMPUTE,
-    default_attention,
-)
-from playbook_utils.predict.hardware import GPUS, Accelerator, gpu
+from playbook_utils.commands.answer import FLAGS, as_json, as_text, with_flags
+from playbook_utils.predict.activations import ATTENTIONS, KERNELS, RECOMPUTE
+from playbook_utils.predict.hardware import GPUS, gpu
 from playbook_utils.predict.hf_config import load_shape, read_config
-from playbook_utils.predict.layout import SCHEDULES, ParallelLayout
-from playbook_utils.predict.memory import predict_memory
+from playbook_utils.predict.layout import SCHEDULES
 from playbook_utils.predict.precision import RECIPES
 from playbook_utils.predict.presets import ALIASES, PRESETS
 from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import train
 
 __all__ = ["add_parser"]
 
 _DOES_NOT_FIT = 1
-_SEQ_LEN = 4096
 _DEGREES = (
     ("dp", "data"),
     ("tp", "tensor"),
@@ -70,7 +64,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--seq",
         type=int,
         metavar="N",
-        help=f"tokens ({_SEQ_LEN}, or fewer where a model has fewer learned positions)",
+        help="tokens (4096, or fewer where a model has fewer learned positions)",
     )
     parser.add_argument("--microbatch", type=int, default=1, metavar="N", help="sequences (1)")
     parser.add_argument("--precision", choices=RECIPES, default="bf16", help="(bf16)")
@@ -108,45 +102,19 @@ def _add_layout_options(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     accelerator = None if arguments.gpu is None else gpu(arguments.gpu)
     shape, ignored = _read_shape(arguments.model)
+    names = {flag.lstrip("-").replace("-", "_"): name for name, flag in FLAGS.items()}
+    fields = {names.get(name, name): value for name, value in vars(arguments).items()}
+    others = ("command", "run", "model", "gpu", "json")
     try:
-        answer = _predict(arguments, shape, accelerator, ignored)
+        training = train(shape, **{name: fields[name] for name in fields if name not in others})
     except ValueError as error:
         raise ValueError(with_flags(str(error))) from None
-    print(json.dumps(as_json(answer), indent=2) if arguments.json else as_text(answer))
-    fits = accelerator is None or answer.estimate.fits(accelerator)
+    if arguments.json:
+        print(json.dumps(as_json(training, accelerator, ignored), indent=2))
+    else:
+        print(as_text(training, accelerator))
+    fits = accelerator is None or training.estimate.fits(accelerator)
     return 0 if fits else _DOES_NOT_FIT
-
-
-def _predict(
-    arguments: argparse.Namespace,
-    shape: ModelShape,
-    accelerator: Accelerator | None,
-    ignored: tuple[str, ...],
-) -> Answer:
-    layout = ParallelLayout(
-        dp=arguments.dp,
-        tp=arguments.tp,
-        cp=arguments.cp,
-        pp=arguments.pp,
-        ep=arguments.ep,
-        zero_stage=arguments.zero,
-        sequence_parallel=arguments.sp,
-        schedule=arguments.schedule,
-        num_microbatches=arguments.microbatches,
-        virtual_stages=arguments.virtual_stages,
-    )
-    attention = arguments.attention or default_attention(shape)
-    longest = min(_SEQ_LEN, shape.max_seq_len) if shape.position == "learned" else _SEQ_LEN
-    how = {
-        "seq_len": longest if arguments.seq is None else arguments.seq,
-        "microbatch_size": arguments.microbatch,
-        "precision": arguments.precision,
-        "recompute": arguments.recompute,
-        "attention": attention,
-        "kernels": arguments.kernels,
-    }
-    estimate = predict_memory(shape, layout=layout, **how)
-    return Answer(shape, layout, estimate=estimate, gpu=accelerator, ignored_fields=ignored, **how)
 
 
 def _read_shape(model: str) -> tuple[ModelShape, tuple[str, ...]]:

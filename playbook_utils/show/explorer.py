@@ -28,16 +28,15 @@ from playbook_utils.predict.layout import SCHEDULES
 from playbook_utils.predict.precision import RECIPES
 from playbook_utils.predict.presets import PRESETS, preset
 from playbook_utils.predict.shapes import ModelShape
-from playbook_utils.show.explorer_page import (
-    DIFFERENCES,
+from playbook_utils.predict.training import (
     LAYOUT_FIELDS,
     MOE_FIELDS,
     SHAPE_FIELDS,
     Training,
-    explorer_page,
-    refusal,
+    longest_seq_len,
     train,
 )
+from playbook_utils.show.explorer_page import DIFFERENCES, explorer_page, refusal
 from playbook_utils.show.units import bytes_text
 
 __all__ = ["MemoryExplorer", "memory_explorer", "with_labels"]
@@ -127,7 +126,6 @@ def memory_explorer(
     from IPython.display import display
 
     shape = model if isinstance(model, ModelShape) else load_shape(model)
-    settings.setdefault("seq_len", min(4096, _longest(shape) or 4096))
     try:
         start = train(shape, **settings)
     except ValueError as error:
@@ -158,7 +156,8 @@ class MemoryExplorer:
         self.box = ipywidgets.VBox([groups, self.note, self.result, differences])
         degrees = {name: getattr(start.layout, name) or 0 for name in LAYOUT_FIELDS}
         recipe, shape = start.recipe, start.shape
-        self._set(**start.how, **degrees, gpu=gpu)
+        how = ("seq_len", "microbatch_size", "recompute", "attention")
+        self._set(**{name: getattr(start, name) for name in how}, **degrees, gpu=gpu)
         self._set(optimizer_bytes=recipe.moments_bytes, precision=recipe.name)
         self._set(preset=shape.name if PRESETS.get(shape.name) == shape else _CUSTOM)
         self._show_model(shape)
@@ -169,7 +168,8 @@ class MemoryExplorer:
     def values(self) -> dict[str, Any]:
         """What the controls say now, as `train` takes it."""
         others = {"preset", "config_path", "gpu", *(() if self.base.moe else MOE_FIELDS)}
-        return {name: c.value for name, c in self.controls.items() if name not in others}
+        values = {name: c.value for name, c in self.controls.items() if name not in others}
+        return {**values, "num_microbatches": values["num_microbatches"] or None}
 
     def _set(self, **values: Any) -> None:
         """Set controls, and widen what one offers where its value is beyond that."""
@@ -238,7 +238,7 @@ class MemoryExplorer:
         has positions for."""
         self._show_model(shape)
         self._set(attention=default_attention(shape))
-        longest = _longest(shape)
+        longest = longest_seq_len(shape)
         if longest is not None and self.controls["seq_len"].value > longest:
             self._set(seq_len=longest)
             note += f" Sequence set to {longest:,}: the model has no more positions."
@@ -278,8 +278,3 @@ def _control(name: str, offer: Any) -> Any:
             return ipywidgets.BoundedIntText(max(offer, 1), min=offer, max=10**9, **look)
         case _:
             return ipywidgets.Text(placeholder=offer, continuous_update=False, **look)
-
-
-def _longest(shape: ModelShape) -> int | None:
-    """The longest sequence the model has positions for; None where these are not learned."""
-    return shape.max_seq_len if shape.position == "learned" else None

@@ -1,6 +1,6 @@
-"""What the memory explorer computes and shows: bars, numbers, remarks, or why not, as HTML.
+"""What the memory explorer shows: bars, numbers, remarks, or why not, as HTML.
 
-    explorer_page(preset("llama-3-8b"), gpu("h100-sxm"), tp=8, seq_len=8192)
+    explorer_page(train(preset("llama-3-8b"), tp=8, seq_len=8192), gpu("h100-sxm"))
 
 The browser lays it out: bars are boxes as wide as their share, texts wrap. The sheet is white with
 dark text, as figures are, so that it reads the same on a dark page. Left out: the controls.
@@ -9,42 +9,20 @@ dark text, as figures are, so that it reads the same on a dark page. Left out: t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from html import escape
-from typing import Any
 
 from matplotlib.colors import to_hex, to_rgb
 
-from playbook_utils.predict.activations import default_attention
 from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_memory
 from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
 from playbook_utils.predict.headroom import gib_text, remarks, verdict
-from playbook_utils.predict.layout import ParallelLayout
-from playbook_utils.predict.memory import predict_memory
-from playbook_utils.predict.precision import PrecisionRecipe, recipe
-from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import Training
 from playbook_utils.show.estimates import in_words, whole
 from playbook_utils.show.style import CATEGORY_COLORS, INK, text_color_on
 from playbook_utils.show.units import bytes_text
 
-__all__ = [
-    *("DIFFERENCES", "LAYOUT_FIELDS", "MOE_FIELDS", "SHAPE_FIELDS", "Training"),
-    *("book_bytes", "explorer_page", "train"),
-]
-
-SHAPE_FIELDS = (
-    *("num_layers", "num_heads", "num_kv_heads", "dim", "ff_dim", "vocab_size"),
-    *("mlp", "tied", "dropout"),
-)
-"""Fields of a `ModelShape` that have a control."""
-MOE_FIELDS = ("num_experts", "experts_per_token", "expert_ff_dim")
-"""Fields of its `MoEShape` that have one, where the model has experts."""
-LAYOUT_FIELDS = (
-    *("dp", "tp", "cp", "pp", "ep", "zero_stage", "sequence_parallel"),
-    *("schedule", "virtual_stages", "num_microbatches"),
-)
-"""Fields of a `ParallelLayout`, all of which have one."""
+__all__ = ["DIFFERENCES", "book_bytes", "explorer_page", "refusal"]
 
 _SHEET = (
     f"background:white;color:{INK};max-width:900px;box-sizing:border-box;line-height:1.5;"
@@ -63,66 +41,6 @@ DIFFERENCES = (
     + "</ul></details>"
 )
 """A folded list, as HTML."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A model, how it is trained, and the memory that follows."""
-
-    shape: ModelShape
-    layout: ParallelLayout
-    recipe: PrecisionRecipe
-    how: Mapping[str, Any]
-    """seq_len, microbatch_size, recompute and attention."""
-    estimate: MemoryEstimate
-
-
-def train(
-    base: ModelShape,
-    *,
-    seq_len: int = 4096,
-    microbatch_size: int = 1,
-    precision: str = "bf16",
-    optimizer_bytes: int = 8,
-    recompute: str = "none",
-    attention: str | None = None,
-    **changes: Any,
-) -> Training:
-    """The memory of the fullest rank of `base`, with `changes` of it and of its layout.
-
-    Args:
-        base: says what no control changes: norms, positions, biases, latent attention.
-        optimizer_bytes: per parameter, beside the master copy: 8 are Adam's moments in FP32.
-        attention: None is unfused where the model trains with dropout, else flash.
-        changes: by the names of `SHAPE_FIELDS`, `LAYOUT_FIELDS` and, of a model with experts,
-            `MOE_FIELDS`. As many microbatches as fill the pipeline where they are 0 or None.
-
-    Raises ValueError for other names and for what does not go together.
-    """
-    known = (*SHAPE_FIELDS, *LAYOUT_FIELDS, *(MOE_FIELDS if base.moe else ()))
-    if unknown := [name for name in changes if name not in known]:
-        found = ", ".join(map(repr, unknown))
-        raise ValueError(f"{base.name} has no {found}: expected names of {', '.join(known)}")
-    sizes = {name: changes[name] for name in SHAPE_FIELDS if name in changes}
-    if base.moe:
-        experts = {name: changes[name] for name in MOE_FIELDS if name in changes}
-        sizes["moe"] = replace(base.moe, **experts)
-    if base.mla:  # all heads share one latent: there are no groups
-        sizes["num_kv_heads"] = sizes.get("num_heads", base.num_heads)
-    if any(getattr(base, name) != value for name, value in sizes.items()):
-        base = base.with_changes(**sizes)
-    degrees = {name: changes[name] for name in LAYOUT_FIELDS if name in changes}
-    degrees["num_microbatches"] = degrees.get("num_microbatches") or None
-    layout = ParallelLayout(**degrees)
-    bytes_each = replace(recipe(precision), moments_bytes=optimizer_bytes)
-    how: dict[str, Any] = {
-        "seq_len": seq_len,
-        "microbatch_size": microbatch_size,
-        "recompute": recompute,
-        "attention": attention or default_attention(base),
-    }
-    estimate = predict_memory(base, layout=layout, precision=bytes_each, **how)
-    return Training(base, layout, bytes_each, how, estimate)
 
 
 def explorer_page(training: Training, gpu: Accelerator | None = None) -> str:
@@ -232,11 +150,11 @@ def book_bytes(training: Training, recompute: str | None = None) -> dict[str, in
     found = widget_memory(
         **{name: getattr(shape, name) for name in sizes},
         **{name: getattr(layout, name) for name in degrees},
-        seq_len=training.how["seq_len"],
-        microbatch_size=training.how["microbatch_size"],
+        seq_len=training.seq_len,
+        microbatch_size=training.microbatch_size,
         optimizer_multiplier=training.recipe.moments_bytes,
         mixed=training.recipe.activation_bytes == 2,
-        recompute=recompute or training.how["recompute"],
+        recompute=recompute or training.recompute,
     )
     four = {name: found[name] for name in CATEGORIES}
     return four | {"total": sum(four.values())}
@@ -247,7 +165,7 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     shape, layout, estimate = training.shape, training.layout, training.estimate
     if book is None:
         yield "The book's widget has no pipelines, split contexts or experts."
-    elif training.how["attention"] == "flash" and training.how["recompute"] == "none":
+    elif training.attention == "flash" and training.recompute == "none":
         without = book_bytes(training, "selective") or book
         square = book["activations"] - without["activations"]
         yield (
@@ -263,7 +181,7 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     }
     terms = " + ".join(f"{size} {name}" for name, size in sizes.items() if size)
     yield f"Bytes a parameter: {terms} = {training.recipe.bytes_per_param}."
-    kept = estimate.params_bytes // training.recipe.params_bytes
+    kept = training.kept_params
     own = f"This rank: {kept:,} parameters."
     if kept != estimate.num_params:
         own = (
@@ -277,5 +195,5 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
             f"It is of pipeline stage {estimate.stage} of 0 to {layout.pp - 1}, which needs most. "
             f"Micro-batches kept at the peak: {in_flight}."
         )
-    for remark in remarks(estimate, layout.notes(shape, training.how["seq_len"])):
+    for remark in remarks(estimate, layout.notes(shape, training.seq_len)):
         yield escape(remark, quote=False)

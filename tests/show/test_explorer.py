@@ -12,8 +12,9 @@ from playbook_utils import show
 from playbook_utils.predict.hardware import gpu
 from playbook_utils.predict.presets import PRESETS, preset
 from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import train
 from playbook_utils.show.explorer import MemoryExplorer, with_labels
-from playbook_utils.show.explorer_page import DIFFERENCES, explorer_page, train
+from playbook_utils.show.explorer_page import DIFFERENCES, explorer_page
 
 LLAMA = preset("llama-3-8b")
 
