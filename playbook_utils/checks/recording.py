@@ -146,14 +146,17 @@ def _names(model: nn.Module, rename: Callable[[str], str] | None) -> dict[str, n
 
 def _tied(names: dict[str, nn.Parameter]) -> Groups:
     """Names with the same memory; neighbours in one flat buffer are not tied."""
-    places: dict[Any, list[str]] = {}
+    groups: list[tuple[Tensor, list[str]]] = []
     for name, param in names.items():
         local = param.to_local() if hasattr(param, "to_local") else param
-        # The storage, not its address: that is 0 for all whose memory was freed between steps.
-        storage = local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape)
-        place = storage if local.numel() else id(param)
-        places.setdefault(place, []).append(name)
-    return tuple(tuple(group) for group in places.values() if len(group) > 1)
+        # Not by address: that is 0 for all whose memory was freed between steps.
+        for first, group in groups:
+            if first is local or (local.numel() and local.is_set_to(first)):
+                group.append(name)
+                break
+        else:
+            groups.append((local, [name]))
+    return tuple(tuple(group) for _, group in groups if len(group) > 1)
 
 
 def _copy(name: str, tensor: Tensor, gather: Gather | None) -> Tensor:
