@@ -26,15 +26,11 @@ _READER_GONE = 141  # what a shell reports of a program that SIGPIPE (13) ended:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand.
+    """Run one subcommand, by default with the arguments of the process.
 
-    Args:
-        argv: The arguments, by default those of the process.
-
-    Returns:
-        The exit status: 0 for success, 1 where what was asked for failed, 2 for bad arguments and
-        where the answer cannot be written (a full disk), 130 when interrupted, 141 where nobody
-        reads the answer to its end (`playbook memory ... | head -1`).
+    Returns the exit status: 0 for success, 1 where what was asked for failed, 2 for bad arguments
+    and where the answer cannot be written (a full disk), 130 when interrupted, 141 where nobody
+    reads the answer to its end (`playbook memory ... | head -1`).
     """
     parser = argparse.ArgumentParser(
         prog="playbook",

@@ -64,17 +64,9 @@ def execute(
 ) -> Execution:
     """Run all cells of a notebook, in its own folder, in a fresh kernel.
 
-    Args:
-        path: The notebook.
-        timeout_s: Limit for each cell, in seconds.
-        on_cell: Called, in another thread, each time a cell has run.
-
-    Returns:
-        The outcome; a failing cell, a dead kernel and a timeout are `failure`, not raised.
-
-    Raises:
-        ValueError: `path` is not a notebook.
-        KeyboardInterrupt: The process was interrupted; the kernel has been stopped.
+    timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run. A
+    failing cell, a dead kernel and a timeout are the outcome's `failure`, not raised. Raises
+    ValueError where `path` is no notebook, and KeyboardInterrupt when the kernel has been stopped.
     """
     run = _Run(path, timeout_s, on_cell)
     peak_bytes = 0
@@ -119,12 +111,6 @@ class _Run(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
-        try:
-            self._run()
-        finally:
-            self.ended.set()
-
-    def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
             self._task = self._loop.create_task(self._drive())
@@ -139,8 +125,11 @@ class _Run(threading.Thread):
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.close()
+            try:
+                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+                self._loop.close()
+            finally:
+                self.ended.set()
 
     def cancel(self) -> None:
         """Stop the kernel and end; safe from another thread, and when it has ended already."""
@@ -236,11 +225,7 @@ async def _keep_awake(kernel_client: Any) -> None:
 
 
 def read_notebook(path: Path) -> Any:
-    """Read a notebook.
-
-    Raises:
-        ValueError: `path` is not one.
-    """
+    """Read a notebook; ValueError where `path` is none."""
     import nbformat
 
     try:
@@ -282,9 +267,7 @@ def _tree_memory_bytes(pid: int | None) -> int:
         return 0
     total = 0
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.Error, OSError):  # it ended, or belongs to someone else
             memory = process.memory_full_info()
-        except (psutil.Error, OSError):  # it ended, or belongs to someone else
-            continue
-        total += getattr(memory, "pss", memory.uss)
+            total += getattr(memory, "pss", memory.uss)
     return total

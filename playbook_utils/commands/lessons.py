@@ -12,6 +12,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from playbook_utils import notebooks
+
 __all__ = ["add_folder_option", "find_folder", "lessons_in", "select"]
 
 _PATTERN = "[0-9][0-9]_*.ipynb"
@@ -25,20 +27,11 @@ def add_folder_option(parser: argparse.ArgumentParser) -> None:
 
 
 def find_folder(start: Path | None = None) -> Path:
-    """The lessons' folder: `notebooks/` at or above `start`, else beside this package.
-
-    Raises:
-        ValueError: No such folder holds a lesson.
-    """
+    """The lessons' folder, found as the import of notebooks finds it; ValueError without one."""
     here = (start or Path.cwd()).resolve()
-    package_parent = Path(__file__).resolve().parents[2]
-    for root in (here, *here.parents, package_parent):
-        for folder in (root, root / "notebooks"):
-            if folder.name == "notebooks" and lessons_in(folder):
-                return folder
-    raise ValueError(
-        f"no folder notebooks/ with lessons at or above {here}; name it: --notebooks DIR"
-    )
+    if folder := notebooks.find_folder(here):
+        return folder
+    raise ValueError(f"no folder with lessons at or above {here}; name it: --notebooks DIR")
 
 
 def lessons_in(folder: Path) -> list[Path]:
@@ -49,19 +42,14 @@ def lessons_in(folder: Path) -> list[Path]:
 def select(selectors: Sequence[str], folder: Path) -> list[Path]:
     """The notebooks that `selectors` name, each once, in the order given; all where none is.
 
-    Args:
-        selectors: A lesson's number, its name with or without the number, or a path.
-        folder: Where the lessons lie.
-
-    Raises:
-        ValueError: A selector names none; the message lists the lessons there are.
+    A selector is a lesson's number, its name with or without the number, or a path. Raises
+    ValueError for one that names none, with the lessons there are.
     """
     lessons = lessons_in(folder)
-    if not selectors:
-        if not lessons:
-            raise ValueError(f"no lesson ({_PATTERN}) in {folder}")
-        return lessons
-    return list(dict.fromkeys(_select_one(selector, lessons, folder) for selector in selectors))
+    if not lessons and not selectors:
+        raise ValueError(f"no lesson ({_PATTERN}) in {folder}")
+    found = [_select_one(selector, lessons, folder) for selector in selectors]
+    return list(dict.fromkeys(found)) if selectors else lessons
 
 
 def _select_one(selector: str, lessons: list[Path], folder: Path) -> Path:

@@ -16,6 +16,7 @@ Left out: reloading. A notebook that was edited and saved is read anew after a k
 
 from playbook_utils.notebooks.finder import (
     expect_notebooks,
+    find_folder,
     install,
     loaded_notebooks,
     notebook_folder,
@@ -23,6 +24,7 @@ from playbook_utils.notebooks.finder import (
 
 __all__ = [
     "expect_notebooks",
+    "find_folder",
     "install",
     "loaded_notebooks",
     "notebook_folder",

@@ -32,9 +32,6 @@ class Table:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def __str__(self) -> str:
-        return self.text
-
     def __repr__(self) -> str:
         return self.text
 
@@ -166,21 +163,13 @@ def comparison(
     full = [(*row, "") if len(row) == 3 else row for row in rows]
     for name, predicted, measured, unit in full:
         comparison_line(name, predicted, measured, unit)
-    with_unit = any(unit for *_, unit in full)
-    records: list[dict[str, Any]] = []
-    for name, predicted, measured, unit in full:
-        record: dict[str, Any] = {"": name, "predicted": predicted, "measured": measured}
-        if with_unit:
-            record["unit"] = unit
-        records.append({**record, "ratio": _Right(ratio_text(predicted, measured))})
-    return _right_aligned(records, title)
-
-
-class _Right(str):
-    """Text that is aligned like a number."""
-
-
-def _right_aligned(records: list[dict[str, Any]], title: str) -> Table:
-    width = max((len(record["ratio"]) for record in records), default=0)
-    padded = [{**record, "ratio": record["ratio"].rjust(width)} for record in records]
-    return table(padded, title=title)
+    ratios = [ratio_text(predicted, measured) for _, predicted, measured, _ in full]
+    width = max(map(len, ratios), default=0)
+    cells: list[tuple[Any, ...]] = [
+        (*row, ratio.rjust(width)) for row, ratio in zip(full, ratios, strict=True)
+    ]
+    heads = ["", "predicted", "measured", "unit", "ratio"]
+    if not any(unit for *_, unit in full):
+        heads.remove("unit")
+        cells = [(name, one, other, ratio) for name, one, other, _, ratio in cells]
+    return table(cells, columns=heads, title=title)

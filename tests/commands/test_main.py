@@ -48,7 +48,7 @@ def test_another_failure_leaves_the_callers_output_open(
     def fail(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "config.json")
 
-    monkeypatch.setattr("playbook_utils.commands.memory.predict_memory", fail)
+    monkeypatch.setattr("playbook_utils.commands.memory.train", fail)
     assert main(list(FITS)) == 2
     print("still here")
     out, err = capfd.readouterr()

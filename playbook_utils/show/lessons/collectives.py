@@ -14,6 +14,7 @@ Left out: data that was changed by more than being copied and added.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from matplotlib.patches import Rectangle
 
@@ -80,16 +81,20 @@ def pieces(
         _check(name, states, given.get(name))
     if not stories:
         raise ValueError("no stories to draw: pass {title: [state, next state]}")
-    widths = [_width(states) for states in stories.values()]
+    widths = [
+        _SIDE + sum(map(_cells, states)) + _GAP * (len(states) - 1) for states in stories.values()
+    ]
     ranks = max(len(states[0]) for states in stories.values())
     column, row = max(widths) + 1.2, ranks + _HEAD + 0.9
-    lines = -(-len(stories) // columns)
-    canvas = Canvas(width=column * columns, height=row * lines)
+    canvas = Canvas(width=column * columns, height=row * -(-len(stories) // columns))
     for place, (name, states) in enumerate(stories.items()):
         x, y = column * (place % columns), row * (place // columns)
-        _draw_story(canvas, x, y, name, states, parts, given.get(name))
-    named = ", ".join(stories)
-    said = description or f"Whose data is on which rank, step by step: {named}."
+        canvas.text(x, y + 0.35, name, ha="left", fontsize=9.5, fontweight="bold")
+        steps = given.get(name) or [
+            _new_data(before, after, parts) for before, after in pairwise(states)
+        ]
+        _draw_states(canvas, x + _SIDE, y + _HEAD - 0.5, states, parts, steps)
+    said = description or f"Whose data is on which rank, step by step: {', '.join(stories)}."
     return canvas.picture(said)
 
 
@@ -110,39 +115,27 @@ def _cells(state: Grid) -> int:
     return max((len(row) for row in state), default=0)
 
 
-def _width(states: Sequence[Grid]) -> float:
-    return _SIDE + sum(_cells(state) for state in states) + _GAP * (len(states) - 1)
-
-
-def _draw_story(
+def _draw_states(
     canvas: Canvas,
-    x: float,
-    y: float,
-    name: str,
+    left: float,
+    top: float,
     states: Sequence[Grid],
     parts: int,
-    steps: Sequence[Messages] | None,
+    steps: Sequence[Messages],
 ) -> None:
-    canvas.text(x, y + 0.35, name, ha="left", fontsize=9.5, fontweight="bold")
-    left, top = x + _SIDE, y + _HEAD - 0.5
+    """Grids from left to right, ranks downwards, arrows between them."""
     for rank in range(len(states[0])):
-        middle = top + rank + 0.45
-        canvas.text(x + _SIDE - 0.25, middle, f"{rank}", ha="right", fontsize=8, color=QUIET)
+        canvas.text(left - 0.25, top + rank + 0.45, f"{rank}", ha="right", fontsize=8, color=QUIET)
     for number, state in enumerate(states):
-        before = states[number - 1] if number else None
         for rank, row in enumerate(state):
+            old = states[number - 1][rank] if number else row
             for part, code in enumerate(row):
-                old = before[rank] if before is not None and rank < len(before) else None
-                changed = old is not None and (part >= len(old) or old[part] != code)
+                changed = part >= len(old) or old[part] != code
                 _draw_cell(canvas, left + part, top + rank, origins(code, parts), changed)
-        right = left + _cells(state)
-        if number + 1 < len(states):
-            after = states[number + 1]
-            given = steps[number] if steps is not None else _new_data(state, after, parts)
-            for source, destination in sorted(set(given)):
-                start, end = (right + 0.15, top + source + 0.45), (0.0, top + destination + 0.45)
-                canvas.arrow(start, (right + _GAP - 0.15, end[1]), color=rank_color(source))
-        left = right + _GAP
+        left += _cells(state) + _GAP
+        for source, destination in sorted(set(steps[number])) if number < len(steps) else []:
+            start, end = (left - _GAP + 0.15, top + source + 0.45), top + destination + 0.45
+            canvas.arrow(start, (left - 0.15, end), color=rank_color(source))
 
 
 def _draw_cell(
@@ -154,14 +147,12 @@ def _draw_cell(
         stripe = side / len(found)
         patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
         canvas.axes.add_patch(patch)
-    edge = KIND_COLORS["communication"] if changed and found else "#CCCCCC"
-    width = 1.8 if changed and found else 0.6
-    frame = Rectangle((x, y), side, side, fill=False, edgecolor=edge, linewidth=width)
-    canvas.axes.add_patch(frame)
+    new = changed and found
+    edge, width = (KIND_COLORS["communication"], 1.8) if new else ("#CCCCCC", 0.6)
+    canvas.axes.add_patch(Rectangle((x, y), side, side, fill=False, edgecolor=edge, lw=width))
     if len(found) == 1:
         ((rank, part),) = found
-        ink = text_color_on(rank_color(rank))
-        label = f"{chr(ord('A') + rank)}{part}"
+        ink, label = text_color_on(rank_color(rank)), f"{chr(ord('A') + rank)}{part}"
         canvas.text(x + side / 2, y + side / 2, label, fontsize=8, color=ink)
 
 

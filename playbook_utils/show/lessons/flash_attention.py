@@ -54,7 +54,14 @@ def attention_tiles(
         label = f"K, V {column + 1}" if size > 0.8 else str(column + 1)
         canvas.box(left + column * size, 0.3, size - 0.08, 0.8, label, color=color, fontsize=9)
     found = Counter(kind for line in kinds for kind in line)
-    _key(canvas, top + rows * size + 0.35, found, current is not None)
+    key = {_COLORS[kind]: _SAID[kind] for kind in _COLORS if found[kind]}
+    if current is not None:
+        key[_IN_HAND] = "in fast memory now"
+    x, y = 2.8, top + rows * size + 0.35
+    for color, text in key.items():
+        canvas.box(x, y, 0.35, 0.35, color=color)
+        canvas.text(x + 0.5, y + 0.19, text, ha="left", fontsize=9)
+        x += 1.3 + 0.17 * len(text)
     return canvas.picture(_describe(rows, columns, found, current))
 
 
@@ -70,18 +77,6 @@ def _check(kinds: Sequence[Sequence[str]], current: tuple[int, int] | None) -> t
     if current is not None and not (0 <= current[0] < rows and 0 <= current[1] < lengths[0]):
         raise ValueError(f"current is {current}: expected a tile of {rows} x {lengths[0]}")
     return rows, lengths[0]
-
-
-def _key(canvas: Canvas, y: float, found: Counter[str], current: bool) -> None:
-    """What the colours mean, in one line; only those that were drawn."""
-    said = {_COLORS[kind]: _SAID[kind] for kind in _COLORS if found[kind]}
-    if current:
-        said[_IN_HAND] = "in fast memory now"
-    x = 2.8
-    for color, text in said.items():
-        canvas.box(x, y, 0.35, 0.35, color=color)
-        canvas.text(x + 0.5, y + 0.19, text, ha="left", fontsize=9)
-        x += 1.3 + 0.17 * len(text)
 
 
 def _describe(rows: int, columns: int, found: Counter[str], current: tuple[int, int] | None) -> str:
