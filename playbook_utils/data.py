@@ -91,12 +91,8 @@ class GeneratedLanguage:
     def batch(self, step: int, batch_size: int, seq_len: int) -> Batch:
         """Sequences `step * batch_size` to `(step + 1) * batch_size - 1`, cut to `seq_len`."""
         first = _first_sequence(step, batch_size, seq_len)
-        draws = np.stack(
-            [
-                _random_integers(f"{self.seed}/{sequence}", seq_len + 1)
-                for sequence in range(first, first + batch_size)
-            ]
-        )  # (B, T+1)
+        keys = [f"{self.seed}/{sequence}" for sequence in range(first, first + batch_size)]
+        draws = np.stack([_random_integers(key, seq_len + 1) for key in keys])  # (B, T+1)
         choice_of = np.repeat(np.arange(len(self.weights)), self.weights)
         choices = choice_of[draws % len(choice_of)]  # (B, T+1)
         tokens = np.empty((batch_size, seq_len + 1), dtype=np.int64)
@@ -110,11 +106,8 @@ class StandardLibraryText:
     """The standard library's source, one token per byte (vocab_size 256).
 
     Files in the order of their relative paths, tests left out, up to `max_bytes`; every tenth is
-    for validation. Read on first use, then kept.
-
-    Args:
-        max_bytes: where to stop reading.
-        folder: where to read; the running interpreter's own library when left out.
+    for validation. Read on first use, then kept. `folder` is the running interpreter's own library
+    unless given.
     """
 
     vocab_size = 256
@@ -154,9 +147,8 @@ class StandardLibraryText:
     def batch(self, step: int, batch_size: int, seq_len: int, split: str = "train") -> Batch:
         """`batch_size` windows at random places of the split, the same ones for the same step.
 
-        Raises:
-            ValueError: unknown split, or a sequence longer than the text.
-            FileNotFoundError: the library's source is not there.
+        ValueError for an unknown split and a sequence longer than the text; FileNotFoundError
+        where the library's source is not there.
         """
         first = _first_sequence(step, batch_size, seq_len)
         text = self._text(split)
@@ -191,9 +183,7 @@ def shard_batch(batch: Batch, rank: int, world_size: int, uneven: str = "refuse"
 
     With `uneven="allow"` the first B % world_size ranks get one row more (and some get none where
     B < world_size). The mean of the ranks' mean losses is then not the batch's: weight by tokens.
-
-    Raises:
-        ValueError: B does not divide by world_size and `uneven` is "refuse", or no such rank.
+    ValueError where B does not divide by world_size and `uneven` is "refuse", or for no such rank.
     """
     _require_at_least_one(world_size=world_size)
     if not 0 <= rank < world_size:
@@ -215,11 +205,8 @@ def shard_batch(batch: Batch, rank: int, world_size: int, uneven: str = "refuse"
 
 
 def microbatches(batch: Batch, num_microbatches: int) -> list[Batch]:
-    """Cut a batch into `num_microbatches` of equal size, in order.
-
-    Raises:
-        ValueError: the rows do not divide by `num_microbatches`.
-    """
+    """Cut a batch into `num_microbatches` of equal size, in order; ValueError where that leaves
+    rows over."""
     _require_at_least_one(num_microbatches=num_microbatches)
     num_rows = len(batch[0])
     if num_rows % num_microbatches:

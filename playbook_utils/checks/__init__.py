@@ -18,15 +18,7 @@ from playbook_utils.checks.exercise import (
 from playbook_utils.checks.recording import StepRecord, TrainingRecord, record_training
 
 __all__ = [
-    "CheckResult",
-    "EquivalenceReport",
-    "Exercise",
-    "StepRecord",
-    "TrainingRecord",
-    "assert_same_training",
-    "check",
-    "expect_calls",
-    "expect_close",
-    "expect_equal",
+    "CheckResult", "EquivalenceReport", "Exercise", "StepRecord", "TrainingRecord",
+    "assert_same_training", "check", "expect_calls", "expect_close", "expect_equal",
     "record_training",
-]
+]  # fmt: skip

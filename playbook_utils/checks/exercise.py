@@ -138,34 +138,25 @@ def _describe(error: BaseException, exercise: Exercise) -> str:
 def _is_own(filename: str) -> bool:
     """A file of the learner: not of this package, of Python, or of an installed one."""
     paths = sysconfig.get_paths()
-    others = [
-        str(Path(__file__).parent.parent),
-        paths["stdlib"],
-        paths["purelib"],
-        paths["platlib"],
-    ]
-    return not filename.startswith((*others, *site.getsitepackages(), "<frozen"))
+    others = [str(Path(__file__).parent.parent), *site.getsitepackages(), "<frozen"]
+    others += [paths[name] for name in ("stdlib", "purelib", "platlib")]
+    return not filename.startswith(tuple(others))
 
 
 def expect_equal(
     found: object, expected: object, what: str, *, rank: int | None = None, hint: str = ""
 ) -> None:
-    """Exact equality; tensors also in shape and dtype.
-
-    Raises:
-        CheckFailed: with `what`, both values, the rank and the hint.
-    """
+    """Exact equality; tensors also in shape and dtype. Raises CheckFailed with `what`, both values,
+    the rank and the hint."""
     if isinstance(expected, Tensor):
         wrong = _expect_like(found, expected, what, rank, hint) != expected
         if bool(wrong.any()):
             _fail(what, found, expected, rank, hint, wrong)
-    elif isinstance(found, Tensor) or found != expected or _another_number(found, expected):
+        return
+    # 4.0 or True where a whole number was asked for: equal, and yet not what was asked for.
+    another = type(expected) is int and type(found) is not int
+    if isinstance(found, Tensor) or found != expected or another:
         _fail(what, found, expected, rank, hint)
-
-
-def _another_number(found: object, expected: object) -> bool:
-    """4.0 or True where a whole number was asked for: equal, and yet not what was asked for."""
-    return type(expected) is int and type(found) is not int
 
 
 def expect_close(
@@ -179,10 +170,7 @@ def expect_close(
     hint: str = "",
 ) -> None:
     """|found - expected| <= atol + rtol * |expected|, element by element; tensors of equal shape.
-
-    Raises:
-        CheckFailed: with `what`, both values, the rank and the hint.
-    """
+    Raises CheckFailed as `expect_equal` does."""
     if isinstance(expected, Tensor):
         _expect_like(found, expected, what, rank, hint)
     elif isinstance(found, bool) or not isinstance(found, (int, float, Tensor)):
@@ -203,13 +191,8 @@ def expect_calls(
     rank: int | None = None,
     hint: str = "",
 ) -> None:
-    """Exactly these calls, {"send": 3, "recv": 3}, and none of any other kind.
-
-    This sees through a right answer by a wrong method: one all_reduce posing as a ring.
-
-    Raises:
-        CheckFailed: with the counts found and expected, the rank and the hint.
-    """
+    """Exactly these calls, {"send": 3, "recv": 3}, and none of any other kind: this sees through a
+    right answer by a wrong method, one all_reduce posing as a ring. Raises CheckFailed."""
     events = log.events if isinstance(log, CommunicationLog) else log
     found = dict(Counter(event.op for event in events))
     expect_equal(found, {op: n for op, n in expected.items() if n}, what, rank=rank, hint=hint)
@@ -226,11 +209,7 @@ def _expect_like(found: object, expected: Tensor, what: str, rank: int | None, h
 
 
 def _wide(value: Any) -> Tensor:
-    return (
-        value.detach().double()
-        if isinstance(value, Tensor)
-        else torch.tensor(value, dtype=torch.float64)
-    )
+    return torch.as_tensor(value, dtype=torch.float64).detach()
 
 
 def _fail(

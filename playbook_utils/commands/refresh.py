@@ -41,6 +41,7 @@ MASKS: dict[str, str] = {
 
 MAX_BYTES = 5_000_000
 _CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "tags")
+# JupyterLab draws no saved widget, and GitHub refuses a notebook that stores one without its state.
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},

@@ -21,13 +21,13 @@ On a GPU the delay is the host's: `wait()` blocks the Python thread (not run on 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -40,21 +40,14 @@ from playbook_utils.measure.traces import TraceRecorder
 __all__ = ["SLOWED", "slow_network"]
 
 SLOWED = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all_single",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "all_reduce"),
+    *("all_to_all_single", "broadcast", "reduce"),
+    *("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
 )
 """The functions of `torch.distributed` that a slow network slows."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def slow_network(
     *,
     bytes_per_s: float,
@@ -74,10 +67,8 @@ def slow_network(
 
     Leaving the block waits for what is still under way, and raises what went wrong in a
     transfer that nobody waited for. After an exception in the block nothing is waited for.
-
-    Raises:
-        ValueError: a rate that is not positive, a negative latency.
-        RuntimeError: a slow network is already active in this process.
+    ValueError for a rate that is not positive and a negative latency; RuntimeError where a slow
+    network is already active in this process.
     """
     if not bytes_per_s > 0:
         raise ValueError(f"bytes_per_s is {bytes_per_s}: expected more than 0")
@@ -112,18 +103,16 @@ class SlowWork:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._error_seen = False
-        self._real_future = _future_of(real)
+        self._real_future: Any = None
+        with contextlib.suppress(RuntimeError):  # gloo's reduce_scatter has none
+            self._real_future = real.get_future()
         devices: list[int | str | torch.device] = []
         if torch.cuda.is_available() and "nccl" in dist.get_backend():
             devices.append(torch.cuda.current_device())
         self._future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the transfer is done, and raise what went wrong in it.
-
-        Raises:
-            TimeoutError: it is not done after `timeout`.
-        """
+        """Block until the transfer is done, and raise what went wrong in it, or TimeoutError."""
         start_s = self._trace.clock() if self._trace and not self._done.is_set() else None
         return self._wait(start_s, timeout)
 
@@ -145,11 +134,8 @@ class SlowWork:
         return self._done.is_set()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the real call's result, done when the transfer is.
-
-        Raises:
-            RuntimeError: the backend has none for this call (gloo's reduce_scatter).
-        """
+        """A future of the real call's result, done when the transfer is; RuntimeError where the
+        backend has none for this call (gloo's reduce_scatter)."""
         if self._real_future is None:
             self._real.get_future()  # raises, and says so
         return self._future
@@ -239,13 +225,6 @@ def _slowed(function: Callable[..., Any], link: _Link) -> Callable[..., Any]:
 
     slowed._slowed_by = link  # type: ignore[attr-defined]
     return slowed
-
-
-def _future_of(real: Any) -> Any:
-    try:
-        return real.get_future()
-    except RuntimeError:
-        return None
 
 
 def _readable(size_bytes: int) -> str:

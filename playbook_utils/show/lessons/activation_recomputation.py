@@ -6,12 +6,12 @@ Left out: what happens inside a layer, which selective recomputation is about.
 from __future__ import annotations
 
 from playbook_utils.show.canvas import Canvas, expect_within
-from playbook_utils.show.style import CATEGORY_COLORS, KIND_COLORS, Picture
+from playbook_utils.show.style import Picture, color_of
 
 __all__ = ["recomputation_diagram"]
 
-_HELD, _NOT_HELD = CATEGORY_COLORS["activations"], "#FFFFFF"
-_FORWARD, _BACKWARD, _IDLE = (KIND_COLORS[kind] for kind in ("forward", "backward", "idle"))
+_HELD, _NOT_HELD = color_of("activations"), "#FFFFFF"
+_FORWARD, _BACKWARD, _IDLE = (color_of(kind) for kind in ("forward", "backward", "idle"))
 
 
 def recomputation_diagram(num_layers: int = 6, num_segments: int = 3) -> Picture:

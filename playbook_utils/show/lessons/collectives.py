@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 
 from playbook_utils.show.canvas import Canvas
 from playbook_utils.show.plots import lines
-from playbook_utils.show.style import KIND_COLORS, QUIET, Picture, rank_color, text_color_on
+from playbook_utils.show.style import QUIET, Picture, color_of, rank_color, text_color_on
 
 __all__ = ["by_size", "origin_code", "origins", "pieces"]
 
@@ -148,7 +148,7 @@ def _draw_cell(
         patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
         canvas.axes.add_patch(patch)
     new = changed and found
-    edge, width = (KIND_COLORS["communication"], 1.8) if new else ("#CCCCCC", 0.6)
+    edge, width = (color_of("communication"), 1.8) if new else ("#CCCCCC", 0.6)
     canvas.axes.add_patch(Rectangle((x, y), side, side, fill=False, edgecolor=edge, lw=width))
     if len(found) == 1:
         ((rank, part),) = found

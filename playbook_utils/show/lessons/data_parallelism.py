@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from playbook_utils.show.canvas import Canvas, expect_within
-from playbook_utils.show.style import CATEGORY_COLORS, INK, KIND_COLORS, Picture, rank_color
+from playbook_utils.show.style import INK, Picture, color_of, rank_color
 
 __all__ = ["batch_split", "data_parallel_diagram"]
 
@@ -21,8 +21,7 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
     steps = ("one batch", "forward and\nbackward", "gradients", "average\nof gradients")
     places = ((0.1, 0.7), (1.4, 0.9), (2.9, 0.6), (4.2, 0.8), (5.7, 0.8))
     canvas.names(left - 0.3, (*steps, "optimizer step"), places)
-    colors = {**CATEGORY_COLORS, **KIND_COLORS}
-    reduce_box = canvas.box(left, 4.2, full, 0.8, "all-reduce", color=colors["communication"])
+    reduce_box = canvas.box(left, 4.2, full, 0.8, "all-reduce", color=color_of("communication"))
     for rank in range(world_size):
         wide = column > 1.6
         texts = (
@@ -31,7 +30,7 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
             f"of slice {rank}" if wide else f"slice {rank}",
             "same update" if wide else "same",
         )
-        fills = (rank_color(rank), colors["params"], colors["grads"], colors["optimizer"])
+        fills = (rank_color(rank), color_of("params"), color_of("grads"), color_of("optimizer"))
         x = left + rank * (column + gap)
         part, model, grads, after = (
             canvas.box(x, top, column, height, text, color=color)

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from playbook_utils.show.canvas import Canvas
-from playbook_utils.show.style import KIND_COLORS, Picture
+from playbook_utils.show.style import Picture, color_of
 
 __all__ = ["attention_tiles"]
 
-_COLORS = {"full": KIND_COLORS["compute"], "masked": "#8CC5BE", "skipped": KIND_COLORS["idle"]}
+_COLORS = {"full": color_of("compute"), "masked": "#8CC5BE", "skipped": color_of("idle")}
 _SAID = {"full": "computed", "masked": "computed and masked", "skipped": "skipped"}
-_IN_HAND, _AT_REST = KIND_COLORS["communication"], "#FFFFFF"
+_IN_HAND, _AT_REST = color_of("communication"), "#FFFFFF"
 _MOST = 16
 
 

@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from playbook_utils.show.canvas import Canvas, expect_within
-from playbook_utils.show.style import (
-    CATEGORY_COLORS,
-    KIND_COLORS,
-    QUIET,
-    Picture,
-    rank_color,
-    text_color_on,
-)
+from playbook_utils.show.style import QUIET, Picture, color_of, rank_color, text_color_on
 
 __all__ = ["fusion_diagram", "program_lanes"]
 
-_COMPUTE, _MEMORY = KIND_COLORS["compute"], CATEGORY_COLORS["other"]
-_MOVED = KIND_COLORS["communication"]
+_COMPUTE, _MEMORY = color_of("compute"), color_of("other")
+_MOVED = color_of("communication")
 
 
 def fusion_diagram(operators: Sequence[str]) -> Picture:

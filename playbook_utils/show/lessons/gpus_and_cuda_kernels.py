@@ -16,12 +16,11 @@ from matplotlib.patches import Rectangle
 
 from playbook_utils.show.canvas import Canvas
 from playbook_utils.show.style import (
-    CATEGORY_COLORS,
     INK,
-    KIND_COLORS,
     QUIET,
     WIDTH_IN,
     Picture,
+    color_of,
     house_style,
     new_figure,
     rank_color,
@@ -32,8 +31,8 @@ __all__ = ["gpu_diagram", "requests", "thread_grid"]
 
 _ROWS, _COLUMNS = 11, 12  # 132 SMs
 _PARTS, _CORES = 4, 32
-_CORE, _SHARED, _MEMORY = (KIND_COLORS[kind] for kind in ("compute", "forward", "backward"))
-_REGISTERS, _CACHE = CATEGORY_COLORS["grads"], CATEGORY_COLORS["other"]
+_CORE, _SHARED, _MEMORY = (color_of(kind) for kind in ("compute", "forward", "backward"))
+_REGISTERS, _CACHE = color_of("grads"), color_of("other")
 _FLOATS_PER_SECTOR = 8  # 32 bytes
 _LANES = 32
 _MOST_CELLS = 40
@@ -142,7 +141,7 @@ def requests(wanted: Mapping[str, Sequence[int]], *, row_length: int, num_rows: 
             sectors = sorted({index // _FLOATS_PER_SECTOR for index in indices})
             for index in (8 * sector + i for sector in sectors for i in range(_FLOATS_PER_SECTOR)):
                 y, x = divmod(index, row_length)
-                color = KIND_COLORS["backward"] if index in set(indices) else "#BFE0F5"
+                color = color_of("backward") if index in set(indices) else "#BFE0F5"
                 axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor="white", lw=0.3))
             count = f"{len(sectors)} sector{'s' if len(sectors) != 1 else ''}"
             moved, used = f"{32 * len(sectors):,} bytes", 4 * len(set(indices))

@@ -8,7 +8,7 @@ the others) and temporaries.
 from __future__ import annotations
 
 from playbook_utils.show.canvas import Canvas
-from playbook_utils.show.style import CATEGORY_COLORS, INK, KIND_COLORS, QUIET, Picture
+from playbook_utils.show.style import INK, QUIET, Picture, color_of
 
 __all__ = ["training_step"]
 
@@ -23,7 +23,7 @@ def training_step() -> Picture:
     canvas = Canvas(width=13.5, height=6.5)
     columns = (("forward", _LEFT, _BACKWARD), ("backward", _BACKWARD, _OPTIMIZER))
     for name, start, end in (*columns, ("optimizer", _OPTIMIZER, _END)):
-        canvas.box(start, 0.1, end - start - 0.08, 0.7, name, color=KIND_COLORS[name])
+        canvas.box(start, 0.1, end - start - 0.08, 0.7, name, color=color_of(name))
     rises, falls = _stairs(_LEFT, _BACKWARD), _stairs(_BACKWARD, _OPTIMIZER)
     rows: dict[str, tuple[list[tuple[float, float]], str, float, str]] = {
         # kind: (corners of what is held, remark, where it is centred, its colour)
@@ -53,7 +53,7 @@ def training_step() -> Picture:
         # Fill below the corners, whose ground is at y = bottom.
         xs = [corners[0][0], *(x for x, _ in corners), corners[-1][0]]
         ys = [bottom, *(bottom - 1.1 * share for _, share in corners), bottom]
-        canvas.axes.fill(xs, ys, color=CATEGORY_COLORS[kind], linewidth=0)
+        canvas.axes.fill(xs, ys, color=color_of(kind), linewidth=0)
         canvas.axes.plot([_LEFT, _END], [bottom] * 2, color=QUIET, linewidth=0.8)
         low = bottom - (0.32 if kind == "activations" else 0.55)
         canvas.text(place_x, low, remark, color=ink, fontsize=9)

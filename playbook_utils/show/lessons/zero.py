@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from playbook_utils.events import Span
 from playbook_utils.show.canvas import Canvas, expect_within
-from playbook_utils.show.style import CATEGORY_COLORS, QUIET, Picture
+from playbook_utils.show.style import QUIET, Picture, color_of
 
 __all__ = ["without_waits", "zero_diagram"]
 
@@ -59,7 +59,7 @@ def _draw_rank(
         sharded = stage >= _SHARDED_FROM[kind]
         width = (size - 0.06) / (world_size if sharded else 1)
         place = left + (rank * width if sharded else 0.0)
-        canvas.box(place, y, width, row - 0.1, color=CATEGORY_COLORS[kind])
+        canvas.box(place, y, width, row - 0.1, color=color_of(kind))
         left += size
 
 
