@@ -4,6 +4,7 @@ One module a subject:
 
     communication   every collective and send/recv of a rank, in order, with its bytes
     cost            bytes and FLOPs of one forward and backward
+    operators       bytes that each operator reads and writes
     memory          bytes by category (params, grads, ...) over several training steps
     saved           bytes that the forward pass keeps for backward
     timing          seconds of a function, warmed up, synchronised, as a median
@@ -11,6 +12,8 @@ One module a subject:
     programs        what a Triton kernel loads and stores, under the interpreter
     generated       what torch.compile writes, in Triton and in C++
     network         a slow network, emulated, to see communication overlap with compute
+
+`private` holds the private names of PyTorch and Triton that these rest on.
 
 Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.show`).
 """
@@ -21,6 +24,7 @@ from playbook_utils.measure.cost import StepCost, count_flops, step_cost
 from playbook_utils.measure.generated import cpp_code, triton_code
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
 from playbook_utils.measure.network import slow_network
+from playbook_utils.measure.operators import OperatorLog, record_operators
 from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
 from playbook_utils.measure.programs import watch_programs
 from playbook_utils.measure.saved import saved_for_backward
@@ -30,6 +34,7 @@ from playbook_utils.measure.traces import TraceRecorder, merge_spans
 __all__ = [
     "CommunicationLog",
     "MemoryLog",
+    "OperatorLog",
     "StepCost",
     "Timing",
     "TraceRecorder",
@@ -41,6 +46,7 @@ __all__ = [
     "overlap_s",
     "read_chrome_trace",
     "record_communication",
+    "record_operators",
     "saved_for_backward",
     "slow_network",
     "spans_from_profiler",

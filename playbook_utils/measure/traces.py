@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
 from playbook_utils.events import Span
+from playbook_utils.measure import private
 from playbook_utils.measure.chrome import (
     KINDS,
     read_chrome_trace,
@@ -167,7 +167,7 @@ class TraceRecorder:
         calls: list[tuple[Callable[[], None], list[torch.Tensor]]] = []
 
         def before(_: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            again = torch._C._current_graph_task_id() != -1  # inside backward: a checkpoint
+            again = private.current_graph_task_id() != -1  # inside backward: a checkpoint
             end = self._begin(f"{name} again" if again else name, "forward")
             calls.append((end, _needing_grad((inputs, kwargs))))
 
@@ -189,8 +189,7 @@ class TraceRecorder:
         def begin(*_: Any) -> None:
             ends.append(self._begin(name, "backward"))
             if not inputs:
-                engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(finish)
+                private.execution_engine.queue_callback(finish)
 
         def finish(*_: Any) -> None:
             while ends:
@@ -217,7 +216,9 @@ def _check_kind(kind: str) -> None:
 
 
 def _needing_grad(values: Any) -> list[torch.Tensor]:
-    return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.requires_grad]
+    return [
+        v for v in private.tree_leaves(values) if isinstance(v, torch.Tensor) and v.requires_grad
+    ]
 
 
 def _top_level_of(model: nn.Module) -> Callable[[str, nn.Module], bool]:
