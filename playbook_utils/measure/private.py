@@ -16,7 +16,10 @@ from torch import Tensor
 __all__ = ["NAMES", "local_part", "storage_id"]
 
 NAMES = {
-    "ATTRIBUTES": "torch:ops.aten.add.out._schema.arguments",  # .name, .is_out, .alias_info
+    # Attributes that are used where an object is at hand.
+    "schema": "torch:ops.aten.add.out._schema.arguments",
+    "storage_cdata": "torch:UntypedStorage._cdata",
+    # What is imported from here.
     "FSDPMemTracker": "torch.distributed._tools.fsdp2_mem_tracker:FSDPMemTracker",
     "GPUTarget": "triton.backends.compiler:GPUTarget",
     "GraphLowering": "torch._inductor.graph:GraphLowering",
@@ -25,7 +28,6 @@ NAMES = {
     "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "cpu_flash": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "cpu_flash_backward": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
-    "cdata": "torch:UntypedStorage._cdata",
     "current_graph_task_id": "torch._C:_current_graph_task_id",
     "dump_snapshot": "torch.cuda.memory:_dump_snapshot",
     "dynamo_reset": "torch._dynamo:reset",

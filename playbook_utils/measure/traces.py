@@ -14,8 +14,8 @@ Times are seconds of the system's monotonic clock, which all processes of one ma
 that `merge_spans` only has to move the common zero. On a GPU give `device`: spans are then
 timed by CUDA events on the current stream (that path has not been run on a GPU yet).
 
-Writing and reading files is in `measure.chrome`, sums over spans in `measure.overlap`; both are
-importable from here too. Left out: drawing (`show`), and aligning the clocks of several machines.
+Writing and reading files is in `measure.chrome`, sums over spans in `measure.overlap`. Left out:
+drawing (`show`), and aligning the clocks of several machines.
 """
 
 from __future__ import annotations
@@ -32,24 +32,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from playbook_utils.events import Span
 from playbook_utils.measure import private
-from playbook_utils.measure.chrome import (
-    KINDS,
-    read_chrome_trace,
-    spans_from_profiler,
-    write_chrome_trace,
-)
-from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
+from playbook_utils.measure.chrome import KINDS
 
-__all__ = [
-    "KINDS",
-    "TraceRecorder",
-    "exposed_communication_s",
-    "merge_spans",
-    "overlap_s",
-    "read_chrome_trace",
-    "spans_from_profiler",
-    "write_chrome_trace",
-]
+__all__ = ["TraceRecorder", "merge_spans"]
 
 
 class TraceRecorder:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from playbook_utils.measure import private
+from playbook_utils.measure.programs import ProgramLog, _watched
 from playbook_utils.measure.tracker import _ModelTracker, _ShardedTracker
 
 
@@ -63,6 +64,18 @@ def test_attributes_of_torchs_memory_tracker() -> None:
     assert hasattr(tracker._mod_tracker, "is_bw") and hasattr(tracker, "memory_tracking")
     assert callable(private.FSDPMemTracker._fsdp_state_pre_forward)
     assert callable(private.FSDPMemTracker.reset_mod_stats)
+
+
+def test_arguments_of_a_schema() -> None:
+    *_, out = private.schema
+    assert (out.name, out.is_out, out.alias_info.is_write) == ("out", True, True)
+
+
+def test_methods_of_tritons_interpreter_that_are_watched() -> None:
+    pytest.importorskip("triton", reason="made for Linux")
+    builder = private.interpreter_builder
+    for name in _watched(builder, ProgramLog({})):
+        assert callable(getattr(builder, name)), name
 
 
 def test_views_lie_in_one_storage() -> None:
