@@ -1,18 +1,36 @@
-"""Checks of what the kernels' plain functions are given: each error says found, expected, remedy.
+"""Checks of what the kernels' functions are given: each error says found, expected, remedy.
 
     check_float("x", x)
     check_vector("weight", weight, length=x.shape[-1], like=x)
+
+What has no backward refuses a tensor that wants a gradient (`check_no_gradient`), and a backward of
+kernels refuses to be differentiated (`no_second_derivative`): a part of the gradient would be lost
+without a word.
 
 Left out: values. A target outside the vocabulary is the operation's own business.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
 from kernels.triton import INTERPRETED
 
-__all__ = ["FLOATS", "check_float", "check_like", "check_tensor", "check_vector"]
+__all__ = [
+    "FLOATS",
+    "check_float",
+    "check_like",
+    "check_no_gradient",
+    "check_tensor",
+    "check_vector",
+    "no_second_derivative",
+]
+
+_Result = TypeVar("_Result")
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -65,3 +83,37 @@ def check_vector(name: str, x: object, length: int, like: torch.Tensor) -> None:
         )
     if x.device != like.device:
         raise ValueError(f"{name} is on {x.device}, x on {like.device}: expected one device")
+
+
+def check_no_gradient(operation: str, instead: str, **tensors: torch.Tensor) -> None:
+    """None of the tensors wants a gradient, which `operation` could not give."""
+    for name, x in tensors.items():
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{name} requires a gradient, and {operation} has no backward: expected {name}"
+                f".detach(), or the call under torch.no_grad(). With a gradient: {instead}"
+            )
+
+
+def no_second_derivative(
+    operation: str, instead: str
+) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Decorates the `backward` of an autograd function: RuntimeError under create_graph=True.
+
+    PyTorch's once_differentiable lets it pass where the gradient that comes in is a constant, as
+    that of a sum is: the second derivative is then zero, and nothing says so.
+    """
+
+    def decorate(backward: Callable[..., _Result]) -> Callable[..., _Result]:
+        @functools.wraps(backward)
+        def once(ctx: Any, *grads: Any) -> _Result:
+            if torch.is_grad_enabled():  # so it is in a backward under create_graph=True alone
+                raise RuntimeError(
+                    f"{operation}: create_graph=True asks for second derivatives, and its backward "
+                    f"is a Triton kernel, which has none: leave it out, or take {instead}"
+                )
+            return backward(ctx, *grads)
+
+        return once
+
+    return decorate

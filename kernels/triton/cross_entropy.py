@@ -18,9 +18,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float, check_tensor
+from kernels.triton.checks import check_float, check_tensor, no_second_derivative
 from kernels.triton.storage import stored
 from kernels.triton.tuning import plain, row_block
 
@@ -93,7 +92,7 @@ class _CrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("cross_entropy", instead="torch.nn.functional.cross_entropy")
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, target, lse = ctx.saved_tensors
         rows, vocab_size = logits.shape

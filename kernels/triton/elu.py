@@ -17,9 +17,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float
+from kernels.triton.checks import check_float, no_second_derivative
 from kernels.triton.storage import stored
 from kernels.triton.tuning import plain
 
@@ -76,7 +75,7 @@ class _Elu(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("elu", instead="torch.nn.functional.elu")
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         (x,) = ctx.saved_tensors
         dy = dy.contiguous()

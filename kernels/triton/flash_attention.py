@@ -26,9 +26,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float, check_like
+from kernels.triton.checks import check_float, check_like, no_second_derivative
 from kernels.triton.flash_attention_backward import backward
 from kernels.triton.storage import for_dot, stored
 from kernels.triton.tuning import plain, tuned
@@ -150,7 +149,7 @@ class _FlashAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("flash_attention", instead="torch.softmax and torch.matmul")
     def backward(
         ctx: Any, dout: torch.Tensor, dlse: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:

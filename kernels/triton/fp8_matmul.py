@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_float, check_tensor
+from kernels.triton.checks import check_float, check_no_gradient, check_tensor
 from kernels.triton.matmul import tile_of
 from kernels.triton.storage import fp8_bits, fp8_for_dot, stored
 from kernels.triton.tuning import plain, tuned
@@ -113,6 +113,7 @@ def quantize_weights(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 @plain
 def _quantize(name: str, x: torch.Tensor, per_row: bool) -> tuple[torch.Tensor, torch.Tensor]:
     check_float(name, x, ndim=2)
+    check_no_gradient(f"quantising {name}", "an autograd function around it", **{name: x})
     _check_capability(x)
     x = x.contiguous()
     tile_rows = 32 if per_row else SCALE_BLOCK
@@ -150,7 +151,7 @@ def fp8_matmul(
         out_dtype: bf16, fp16 or fp32.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit.
+        ValueError: shapes, dtypes or devices that do not fit, or scales that require a gradient.
         RuntimeError: a GPU without FP8.
     """
     if out_dtype not in (torch.bfloat16, torch.float16, torch.float32):
@@ -165,6 +166,8 @@ def fp8_matmul(
     (M, K), N = a.shape, b.shape[0]
     _check_scales("a_scales", a_scales, (M, triton.cdiv(K, SCALE_BLOCK)), a)
     _check_scales("b_scales", b_scales, (triton.cdiv(N, SCALE_BLOCK), triton.cdiv(K, 128)), a)
+    scales = {"a_scales": a_scales, "b_scales": b_scales}
+    check_no_gradient("fp8_matmul", "the product of what dequantize gives", **scales)
     _check_capability(a)
     c = torch.empty(M, N, device=a.device, dtype=out_dtype)
     if c.numel():

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float, check_like
+from kernels.triton.checks import check_float, check_like, no_second_derivative
 from kernels.triton.storage import for_dot, stored
 from kernels.triton.tuning import plain, tuned
 
@@ -94,7 +93,7 @@ class _Matmul(torch.autograd.Function):
         return _multiply(a, b)
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("matmul", instead="torch.matmul")
     def backward(ctx: Any, dc: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b = ctx.saved_tensors
         da = _multiply(dc, b.t()) if ctx.needs_input_grad[0] else None

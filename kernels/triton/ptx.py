@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from kernels.triton import private
 from kernels.triton.tuning import row_block
 
 __all__ = ["DTYPES", "MODULES", "CompiledKernel", "KernelCompileError", "compile_kernels"]
@@ -162,8 +163,6 @@ def _compile(
     module: str, function: Any, capability: int, dtype: str, launch: dict[str, Any]
 ) -> CompiledKernel:
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     name = function.__name__
     constants = {key: value for key, value in launch.items() if key in function.arg_names}
@@ -186,8 +185,12 @@ def _compile(
         for i, kind in enumerate(signature.values())
         if kind.startswith("*") or kind == "i32"
     }
-    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    source = private.ASTSource(
+        fn=function, signature=signature, constexprs=constants, attrs=aligned
+    )
+    compiled = triton.compile(
+        source, target=private.GPUTarget("cuda", capability, 32), options=options
+    )
     registers, spilled_bytes = _resources(compiled.asm["cubin"])
     config = {key: value for key, value in launch.items() if key.startswith(("BLOCK", "num_"))}
     return CompiledKernel(
@@ -198,12 +201,10 @@ def _compile(
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers and stack bytes of a thread, by the cuobjdump in Triton's wheel."""
-    from triton import knobs
-
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        command = [private.cuobjdump.path, "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+).*? LOCAL:(\d+)", text)
     if found is None:

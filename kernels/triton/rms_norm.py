@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float, check_vector
+from kernels.triton.checks import check_float, check_vector, no_second_derivative
 from kernels.triton.storage import stored
 from kernels.triton.tuning import check_row, plain, row_block, row_programs
 
@@ -76,7 +75,7 @@ class _RmsNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("rms_norm", instead="torch.nn.functional.rms_norm")
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
         dy = dy.contiguous()

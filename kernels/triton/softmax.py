@@ -15,9 +15,8 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
-from kernels.triton.checks import check_float
+from kernels.triton.checks import check_float, no_second_derivative
 from kernels.triton.storage import stored
 from kernels.triton.tuning import plain, row_block
 
@@ -99,7 +98,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @no_second_derivative("softmax", instead="torch.softmax")
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (y,) = ctx.saved_tensors
         dy = dy.contiguous()

@@ -6,10 +6,10 @@ Kernels load, convert to fp32 at once, compute, and convert at the store:
     tl.store(y_ptr + offsets, stored(y, y_ptr.dtype.element_ty), mask=inside)
 
 On a GPU `stored` is a plain cast, and `for_dot` nothing at all: tensor cores take bf16 as it is.
-The interpreter of Triton 3.9 needs help (each found by running it): arithmetic on bf16 is silently
-wrong, fp32 -> bf16 truncates instead of rounding, fp32 -> e4m3 loses a carry (31.97 -> 16), and
-e4m3 -> fp32 is not there. One flaw is left: it reads bf16's subnormal numbers, below 1.2e-38, wrong
-by up to their size.
+The interpreter of Triton 3.9 needs help (each found by running it): arithmetic on bf16 is wrong
+(`kernels.triton.interpreter` refuses it), fp32 -> bf16 truncates instead of rounding, fp32 -> e4m3
+loses a carry (31.97 -> 16), and e4m3 -> fp32 is not there. One flaw is left: it reads bf16's
+subnormal numbers, below 1.2e-38, wrong by up to their size.
 """
 
 from __future__ import annotations

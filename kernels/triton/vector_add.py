@@ -4,7 +4,7 @@
 
 A program (CUDA's block) handles BLOCK elements at once; there are no threads to write code for. The
 mask stops the last program at the end of the vector. Three words of memory traffic an element, one
-addition: bound by memory. Autograd is left out.
+addition: bound by memory. Autograd is left out: inputs that require gradients are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.checks import check_float, check_like
+from kernels.triton.checks import check_float, check_like, check_no_gradient
 from kernels.triton.storage import stored
 from kernels.triton.tuning import plain
 
@@ -35,7 +35,7 @@ def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`x + y` of two tensors of one shape, dtype (fp32, fp16, bf16) and device.
 
     Raises:
-        ValueError: shapes, dtypes or devices differ or are not supported.
+        ValueError: shapes, dtypes or devices differ or are not supported, or a gradient is wanted.
     """
     check_float("x", x)
     check_float("y", y)
@@ -45,6 +45,7 @@ def vector_add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             f"x has shape {tuple(x.shape)}, y {tuple(y.shape)}: expected one shape; nothing is "
             "broadcast here: y.expand_as(x)"
         )
+    check_no_gradient("vector_add", "x + y", x=x, y=y)
     x, y = x.contiguous(), y.contiguous()
     z = torch.empty_like(x)
     if z.numel():

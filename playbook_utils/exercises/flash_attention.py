@@ -15,32 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from playbook_utils.checks import Exercise, expect_close, expect_equal
 from playbook_utils.errors import CheckFailed
+from playbook_utils.measure.operators import OperatorWatch
+from playbook_utils.measure.private import tree_leaves
 
 __all__ = ["ATTEND_BLOCKS", "CAUSAL_TRAFFIC", "KEY_TILES", "ONE_PASS_LSE", "TILE_GRADIENTS"]
 
 
-class _Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Held(OperatorWatch):
     """How many numbers the tensors made inside of it hold, of those still alive."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sizes: dict[StorageWeakRef, int] = {}
 
-    def __torch_dispatch__(
-        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = op(*args, **(kwargs or {}))
+    def after(self, op: Any, passed: dict[str, Any], out: Any) -> None:
+        """Note what was made."""
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
                 size = storage.nbytes() // tensor.element_size()
                 self._sizes[StorageWeakRef(storage)] = size  # type: ignore[no-untyped-call]
-        return out
 
     def numbers(self) -> int:
         """Of all tensors that are still alive, each storage once."""

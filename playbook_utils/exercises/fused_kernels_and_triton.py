@@ -9,6 +9,7 @@ right numbers from two kernels, or from PyTorch, do not pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,28 +20,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from playbook_utils.checks import Exercise, expect_close, expect_equal
-from playbook_utils.errors import CheckFailed
+from playbook_utils.errors import CheckFailed, RaceError
 from playbook_utils.measure import step_cost, watch_programs
 from playbook_utils.measure.programs import ProgramLog
 
 __all__ = ["ADD_LAYER_NORM", "CHUNKED_LOSS", "FUSED_BYTES", "ROW_SOFTMAX", "SILU_GATE"]
 
 _SIZES = ((1000,), (1,), (3, 5, 70), (2048,))
+_STOPPED: dict[type[BaseException], str] = {
+    IndexError: "lanes of the last block beyond the end have no element: load and store with mask=",
+    RaceError: "a program for each part of out, and no part twice",
+}
 
 
 @contextmanager
 def _watched(where: str, **tensors: Tensor) -> Iterator[ProgramLog]:
-    """The log of what the attempt's kernels do; an access outside becomes a failed check."""
+    """The log of what the attempt's kernels do; what the watch stops becomes a failed check."""
     try:
         # An exponential that overflows shows in the result: NumPy need not warn of it as well.
         with np.errstate(all="ignore"), watch_programs(**tensors) as log:
             yield log
     except Exception as error:
-        outside = next((e for e in _causes(error) if isinstance(e, IndexError)), None)
-        if outside is None or "outside of" not in str(outside):
-            raise
-        hint = "lanes of the last block beyond the end have no element: load and store with mask="
-        raise CheckFailed(f"{where}: {outside}\nhint: {hint}") from error
+        for cause in _causes(error):
+            if type(cause) in _STOPPED and re.search("race at|outside of", str(cause)):
+                hint = _STOPPED[type(cause)]
+                raise CheckFailed(f"{where}: {cause}\nhint: {hint}") from error
+        raise
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

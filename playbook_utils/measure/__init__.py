@@ -4,12 +4,15 @@ One module a subject:
 
     communication   every collective and send/recv of a rank, in order, with its bytes
     cost            bytes and FLOPs of one forward and backward
+    operators       bytes that each operator reads and writes
     memory          bytes by category (params, grads, ...) over several training steps
     saved           bytes that the forward pass keeps for backward
     timing          seconds of a function, warmed up, synchronised, as a median
     traces          what ran when, per rank; with `chrome` (files for Perfetto) and `overlap`
     programs        what a Triton kernel loads and stores, under the interpreter
     generated       what torch.compile writes, in Triton and in C++
+
+`private` holds the private names of PyTorch and Triton that these rest on.
 
 Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.show`).
 """
@@ -19,6 +22,7 @@ from playbook_utils.measure.communication import CommunicationLog, record_commun
 from playbook_utils.measure.cost import StepCost, count_flops, step_cost
 from playbook_utils.measure.generated import cpp_code, triton_code
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
+from playbook_utils.measure.operators import OperatorLog, record_operators
 from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
 from playbook_utils.measure.programs import watch_programs
 from playbook_utils.measure.saved import saved_for_backward
@@ -28,6 +32,7 @@ from playbook_utils.measure.traces import TraceRecorder, merge_spans
 __all__ = [
     "CommunicationLog",
     "MemoryLog",
+    "OperatorLog",
     "StepCost",
     "Timing",
     "TraceRecorder",
@@ -39,6 +44,7 @@ __all__ = [
     "overlap_s",
     "read_chrome_trace",
     "record_communication",
+    "record_operators",
     "saved_for_backward",
     "spans_from_profiler",
     "state_bytes",

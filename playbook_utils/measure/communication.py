@@ -17,7 +17,6 @@ Left out: times (`measure.traces`), calls issued by another Python thread of one
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from playbook_utils.events import CollectiveEvent
+from playbook_utils.measure import private
+from playbook_utils.measure.operators import OperatorWatch
+from playbook_utils.measure.private import tree_leaves
 from playbook_utils.predict.communication import OPS, wire_bytes
 
 __all__ = ["CommunicationLog", "record_communication"]
@@ -138,42 +138,24 @@ _CALLS: dict[str, _Call] = {
 }
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees each operator before it runs and notes those that communicate."""
+class _Recorder(OperatorWatch):
+    """Notes those operators that communicate, before they run."""
 
     def __init__(self, log: CommunicationLog) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.log = log
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # True would import torch._dynamo on the first operator: a second in every worker.
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        # A mode is off while it handles an operator, so a DTensor must be unwrapped outside
-        # it: declining sends the operator to DTensor first, whose collectives then come here.
-        if _any_dtensor(types):
-            return NotImplemented
-        name = func._schema.name
-        if name in _CALLS or name == "_c10d_functional::batch_p2p_ops":
-            passed = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
-            passed.update(kwargs or {})
-            if name in _CALLS:
-                self._add(_CALLS[name], passed)
-            else:
-                for op, peer, tensor in zip(
-                    passed["op_list"], passed["peer_list"], passed["tensors"], strict=True
-                ):
-                    one = {"tensor": tensor, "dst": peer, "group_name": passed["group_name"]}
-                    self._add(_Call("send" if op == "isend" else "recv", "tensor"), one)
-        return func(*args, **(kwargs or {}))
+    def before(self, op: Any, passed: dict[str, Any]) -> None:
+        """Add an event, or several for a batch."""
+        name = op._schema.name
+        if name in _CALLS:
+            self._add(_CALLS[name], passed)
+        elif name == "_c10d_functional::batch_p2p_ops":
+            for kind, peer, tensor in zip(
+                passed["op_list"], passed["peer_list"], passed["tensors"], strict=True
+            ):
+                one = {"tensor": tensor, "dst": peer, "group_name": passed["group_name"]}
+                self._add(_Call("send" if kind == "isend" else "recv", "tensor"), one)
 
     def _add(self, call: _Call, passed: dict[str, Any]) -> None:
         group = _group(passed)
@@ -209,12 +191,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.log._events.append(event)
 
 
-def _any_dtensor(types: tuple[type, ...]) -> bool:
-    # Looked up, not imported: a second saved in every worker that has no DTensor.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(issubclass(kind, module.DTensor) for kind in types)
-
-
 def _group(passed: dict[str, Any]) -> dist.ProcessGroup:
     """The process group of a call: c10d operators carry it boxed, functional ones by name."""
     if "process_group" in passed:
@@ -223,7 +199,8 @@ def _group(passed: dict[str, Any]) -> dist.ProcessGroup:
     named = passed["group_name"]
     if isinstance(named, dist.ProcessGroup):
         return named
-    return torch._C._distributed_c10d._resolve_process_group(named)
+    found: dist.ProcessGroup = private.resolve_process_group(named)
+    return found
 
 
 def _shape(tensors: list[torch.Tensor], times: int) -> tuple[int, ...]:

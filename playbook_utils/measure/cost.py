@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from playbook_utils.measure import private
 from playbook_utils.measure.memory import track_memory
 
 __all__ = ["StepCost", "count_flops", "step_cost"]
@@ -72,8 +73,8 @@ def count_flops(fn: Callable[[], Any]) -> tuple[Any, int]:
     from torch.utils.flop_counter import FlopCounterMode
 
     mapping = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_flash,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_flash_backward,
+        private.cpu_flash: _cpu_flash,
+        private.cpu_flash_backward: _cpu_flash_backward,
     }
     with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         result = fn()

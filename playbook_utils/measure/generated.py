@@ -23,6 +23,8 @@ from unittest import mock
 
 import torch
 
+from playbook_utils.measure import private
+
 __all__ = ["GeneratedCode", "GeneratedKernel", "cpp_code", "triton_code"]
 
 
@@ -63,9 +65,7 @@ class _NoGpu:
     """Says that an H100 is there, to a code generator that asks no more than that."""
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
+        return private.GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -80,29 +80,25 @@ def triton_code(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Ge
     Raises:
         RuntimeError: nothing was written: no tensors among `args`, or no Triton here.
     """
-    import torch._inductor.config as inductor_config
-    from torch._inductor.graph import GraphLowering
-    from triton.runtime import driver
-
     written: list[str] = []
 
     def take(code: str) -> None:
         written.append(code)
         raise _Written
 
-    torch._dynamo.reset()
+    private.dynamo_reset()
     options = {"cpu_backend": "triton", "fx_graph_cache": False}
-    stop = mock.patch.object(GraphLowering, "save_output_code", staticmethod(take))
-    here = mock.patch.object(driver, "_active", _NoGpu())
+    stop = mock.patch.object(private.GraphLowering, "save_output_code", staticmethod(take))
+    here = mock.patch.object(private.triton_driver, "_active", _NoGpu())
     quiet = warnings.catch_warnings()  # "generated kernels will not be executable": they need not
-    with torch.no_grad(), inductor_config.patch(options), stop, here, quiet:
+    with torch.no_grad(), private.inductor_config.patch(options), stop, here, quiet:
         warnings.simplefilter("ignore", UserWarning)
         try:
             torch.compile(fn, dynamic=dynamic)(*args)
         except Exception:
             if not written:
                 raise
-    torch._dynamo.reset()
+    private.dynamo_reset()
     if not written:
         raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
     text = written[0]
@@ -120,12 +116,10 @@ def cpp_code(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], Ge
         RuntimeError: nothing was written.
         torch._inductor.exc.InductorError: no C++ compiler here.
     """
-    from torch._inductor.utils import run_and_get_code
-
-    torch._dynamo.reset()
+    private.dynamo_reset()
     compiled = torch.compile(fn, dynamic=False, options={"fx_graph_cache": False})
     with torch.no_grad():
-        _, texts = run_and_get_code(compiled, *args)
+        _, texts = private.run_and_get_code(compiled, *args)
     if not texts:
         raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
     text = texts[0]

@@ -34,9 +34,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from playbook_utils.events import MemorySample
+from playbook_utils.measure import private
 
 __all__ = ["AllocatorPeak", "MemoryLog", "state_bytes", "track_memory"]
 
@@ -184,7 +184,7 @@ def state_bytes(
     _check_model(model, optimizer)
     params = list(model.parameters())
     masters = _master_copies(model, optimizer)
-    states = [] if optimizer is None else tree_leaves(list(optimizer.state.values()))
+    states = [] if optimizer is None else private.tree_leaves(list(optimizer.state.values()))
     seen: set[tuple[int, int, int]] = set()
     return MemorySample(
         step=step,
@@ -213,9 +213,9 @@ def _distinct_bytes(values: Iterable[Any], seen: set[tuple[int, int, int]]) -> i
     for value in values:
         if not isinstance(value, torch.Tensor):
             continue
-        tensor: torch.Tensor = getattr(value, "_local_tensor", value)  # a DTensor's shard
+        tensor = private.local_part(value)
         size = tensor.numel() * tensor.element_size()
-        key = (tensor.untyped_storage()._cdata, int(tensor.storage_offset()), size)
+        key = (private.storage_id(tensor), int(tensor.storage_offset()), size)
         if key not in seen:
             seen.add(key)
             total += size
@@ -231,7 +231,7 @@ def _allocator_watched(
         return
     torch.cuda.reset_peak_memory_stats(device)
     if snapshot_path is not None:
-        torch.cuda.memory._record_memory_history()
+        private.record_memory_history()
     try:
         yield
     finally:
@@ -239,8 +239,8 @@ def _allocator_watched(
             torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         )
         if snapshot_path is not None:
-            torch.cuda.memory._dump_snapshot(str(snapshot_path))  # type: ignore[no-untyped-call]
-            torch.cuda.memory._record_memory_history(enabled=None)
+            private.dump_snapshot(str(snapshot_path))
+            private.record_memory_history(enabled=None)
 
 
 def _peak(samples: list[MemorySample], step: int | None = None) -> MemorySample:

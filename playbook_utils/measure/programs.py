@@ -11,15 +11,21 @@ touches memory: on a GPU it would read, or overwrite, whatever lies there. For a
 between its rows counts as outside. A masked lane that is loaded without `other` holds NaN (an
 integer: the largest), where the interpreter alone would give 0 and a GPU gives anything.
 
+Two programs that touch one element, one of them with a write, raise RaceError, unless both are
+atomic or something orders them (`measure.program_races`): `y = load; store(y + part)` by several
+programs is right here, where they run one after the other, and nonsense on a GPU. Arithmetic on
+bfloat16, which the interpreter cannot do, raises TypeError (`kernels.triton.interpreter`).
+
 Left out: kernels that run on a GPU, caches (a second read counts again), and an access that leaves
 one tensor and lands in another that is named too: it is counted there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +34,9 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
+
+from playbook_utils.measure import private
+from playbook_utils.measure.program_races import ProgramOrder
 
 __all__ = ["ProgramLog", "TensorTraffic", "watch_programs"]
 
@@ -70,6 +79,7 @@ class ProgramLog:
     masked_lanes: int = 0
     """Those of `lanes` that moved nothing."""
     _program: tuple[int, ...] = field(default=(), repr=False)
+    _order: ProgramOrder = field(default_factory=lambda: ProgramOrder({}, str), repr=False)
 
     def __getitem__(self, name: str) -> TensorTraffic:
         return self.tensors[name]
@@ -89,23 +99,30 @@ class ProgramLog:
         """Read and written."""
         return self.loaded_bytes + self.stored_bytes
 
-    def _launch(self, *grid: int) -> None:
-        self.launches += 1
-        self.programs += int(np.prod(grid))
-
-    def _access(self, pointers: Any, mask: Any, load: bool) -> None:
+    def _access(
+        self, pointers: Any, mask: Any, kind: str, values: Any = None, sem: str = ""
+    ) -> None:
         pointers, mask = np.broadcast_arrays(pointers, mask)
         self.lanes += mask.size
         self.masked_lanes += int(mask.size - mask.sum())
         left = pointers[mask].astype(np.int64)
+        # What is stored, in the order of `left`.
+        values = None if values is None else np.broadcast_to(values, pointers.shape)[mask]
         for tensor in self.tensors.values():
             place = np.searchsorted(tensor.addresses, left)
             known = tensor.addresses[np.minimum(place, tensor.addresses.size - 1)] == left
-            counts = tensor.load_counts if load else tensor.store_counts
-            np.add.at(counts, tensor.order[place[known]], 1)
-            left = left[~known]
+            elements = tensor.order[place[known]]
+            for counts, word in ((tensor.load_counts, "load"), (tensor.store_counts, "store")):
+                if word in kind:
+                    np.add.at(counts, elements, 1)
+            if elements.size:
+                same = None if values is None else _equal(left[known], values[known])
+                self._order.touch(tensor.name, elements, kind, same)
+            left, values = left[~known], None if values is None else values[~known]
         if left.size:
-            raise IndexError(self._outside(int(left[0]), "load" if load else "store"))
+            raise IndexError(self._outside(int(left[0]), kind))
+        if sem and mask.sum() == 1:
+            self._order.synchronise(int(pointers[mask][0]), sem)
 
     def _outside(self, address: int, kind: str) -> str:
         """Which element of the nearest tensor this address would be."""
@@ -130,7 +147,8 @@ def watch_programs(**tensors: Tensor) -> Iterator[ProgramLog]:
         ValueError: no tensors, an empty one, one that is not on the CPU.
         ModuleNotFoundError: Triton is not installed.
         RuntimeError: Triton compiles here (TRITON_INTERPRET is not 1).
-        IndexError: from within, where a kernel reaches outside of all these tensors.
+        IndexError, RaceError, TypeError: from within a kernel, which Triton wraps in its own
+            InterpreterError: see `__cause__`.
     """
     if importlib.util.find_spec("triton") is None:
         raise ModuleNotFoundError(
@@ -143,52 +161,85 @@ def watch_programs(**tensors: Tensor) -> Iterator[ProgramLog]:
         )
     if not tensors:
         raise ValueError("no tensors named: expected all that the kernels use, as x=x, y=y")
-    from triton.runtime import interpreter
+    from kernels.triton.interpreter import kernel_line
 
     log = ProgramLog({name: _traffic(name, tensor) for name, tensor in tensors.items()})
-    builder = interpreter.interpreter_builder
+    sizes = {name: tensor.order.size for name, tensor in log.tensors.items()}
+    log._order = ProgramOrder(sizes, kernel_line)
+    builder = private.interpreter_builder
+    with mock.patch.multiple(builder, **_watched(builder, log)):
+        yield log
+
+
+def _watched(builder: Any, log: ProgramLog) -> dict[str, Any]:
+    """What stands for the builder's methods of these names while `log` is filled."""
     load, store = builder.create_masked_load, builder.create_masked_store
-    atomic, place, size = builder.create_atomic_rmw, builder.set_grid_idx, builder.set_grid_dim
+    atomic, swap = builder.create_atomic_rmw, builder.create_atomic_cas
+    place, size = builder.set_grid_idx, builder.set_grid_dim
 
     def watched_load(pointers: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
-        log._access(pointers.data, mask.data, load=True)
+        log._access(pointers.data, mask.data, "load")
         if other is None:  # the interpreter would give zeros
             other = _undefined(pointers)
         return load(pointers, mask, other, *rest, **named)
 
     def watched_store(pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        log._access(pointers.data, mask.data, load=False)
+        log._access(pointers.data, mask.data, "store", value.data)
         return store(pointers, value, mask, *rest)
 
-    def watched_atomic(op: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        log._access(pointers.data, mask.data, load=True)
-        log._access(pointers.data, mask.data, load=False)
-        return atomic(op, pointers, value, mask, *rest)
+    def watched_atomic(op: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        log._access(pointers.data, mask.data, "atomic load and store", sem=sem.name)
+        return atomic(op, pointers, value, mask, sem, scope)
+
+    def watched_swap(pointers: Any, compare: Any, value: Any, sem: Any, scope: Any) -> Any:
+        log._access(pointers.data, True, "atomic load and store", sem=sem.name)
+        return swap(pointers, compare, value, sem, scope)
+
+    def atomic_load(pointers: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        log._access(pointers.data, mask.data, "atomic load", sem=sem.name)
+        return load(pointers, mask, None, None, True)
+
+    def atomic_store(pointers: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        log._access(pointers.data, mask.data, "atomic store", sem=sem.name)
+        return store(pointers, value, mask, None)
 
     def watched_place(*position: int) -> None:
         log._program = position
+        log._order.program(*position)
         place(*position)
 
     def watched_size(*grid: int) -> None:
-        log._launch(*grid)
+        log.launches += 1
+        log.programs += int(np.prod(grid))
+        log._order.launch(*grid)
         size(*grid)
 
-    with mock.patch.multiple(
-        builder, create_masked_load=watched_load, create_masked_store=watched_store,
-        create_atomic_rmw=watched_atomic, set_grid_idx=watched_place, set_grid_dim=watched_size,
-    ):  # fmt: skip
-        yield log
+    return {
+        "create_masked_load": watched_load,
+        "create_masked_store": watched_store,
+        "create_atomic_rmw": watched_atomic,
+        "create_atomic_cas": watched_swap,
+        "create_atomic_load": atomic_load,
+        "create_atomic_store": atomic_store,
+        "set_grid_idx": watched_place,
+        "set_grid_dim": watched_size,
+    }
+
+
+def _equal(addresses: Any, values: Any) -> Callable[[int], bool]:
+    """Whether value i is what lies at address i."""
+    return lambda i: (
+        ctypes.string_at(int(addresses[i]), values.itemsize) == values[i : i + 1].tobytes()
+    )
 
 
 def _undefined(pointers: Any) -> Any:
     """What masked lanes hold without `other`: on a GPU anything, here NaN or the largest number."""
-    from triton.runtime import interpreter
-
     element = pointers.get_element_ty()
-    dtype = np.dtype(interpreter._get_np_dtype(element))
+    dtype = np.dtype(private.get_np_dtype(element))
     value = {"f": float("nan"), "b": True}.get(dtype.kind)
     value = np.iinfo(dtype).max if value is None else value
-    return interpreter.TensorHandle(np.full(pointers.data.shape, value, dtype=dtype), element)
+    return private.TensorHandle(np.full(pointers.data.shape, value, dtype=dtype), element)
 
 
 def _traffic(name: str, tensor: Tensor) -> TensorTraffic:

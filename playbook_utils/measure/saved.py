@@ -23,6 +23,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from playbook_utils.measure.private import local_part, storage_id
+
 __all__ = ["SavedTensor", "SavedTensors", "saved_for_backward"]
 
 
@@ -88,14 +90,15 @@ def saved_for_backward(model: nn.Module | None = None) -> Iterator[SavedTensors]
     known: dict[int, StorageWeakRef] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = _local(tensor).untyped_storage()
+        local = local_part(tensor)
+        storage, place = local.untyped_storage(), storage_id(local)
         # Detached: an operator's output that holds itself through its graph is never freed.
         packed = tensor.detach()
-        if storage._cdata in known:
+        if place in known:
             return packed
-        known[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        known[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         # Asked for each time: FSDP2 swaps parameters for their unsharded ones while it runs.
-        if model is None or storage._cdata not in _storages(model):
+        if model is None or place not in _storages(model):
             saved._tensors.append(
                 SavedTensor(
                     shape=tuple(tensor.shape),
@@ -157,10 +160,4 @@ def _modules_watched(model: nn.Module | None) -> Iterator[list[str]]:
 
 def _storages(model: nn.Module) -> set[int]:
     own = [*model.parameters(), *model.buffers()]
-    return {_local(tensor).untyped_storage()._cdata for tensor in own}
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
+    return {storage_id(local_part(tensor)) for tensor in own}

@@ -14,8 +14,8 @@ Times are seconds of the system's monotonic clock, which all processes of one ma
 that `merge_spans` only has to move the common zero. On a GPU give `device`: spans are then
 timed by CUDA events on the current stream (that path has not been run on a GPU yet).
 
-Writing and reading files is in `measure.chrome`, sums over spans in `measure.overlap`; both are
-importable from here too. Left out: drawing (`show`), and aligning the clocks of several machines.
+Writing and reading files is in `measure.chrome`, sums over spans in `measure.overlap`. Left out:
+drawing (`show`), and aligning the clocks of several machines.
 """
 
 from __future__ import annotations
@@ -29,27 +29,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils._pytree import tree_leaves
 
 from playbook_utils.events import Span
-from playbook_utils.measure.chrome import (
-    KINDS,
-    read_chrome_trace,
-    spans_from_profiler,
-    write_chrome_trace,
-)
-from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
+from playbook_utils.measure import private
+from playbook_utils.measure.chrome import KINDS
 
-__all__ = [
-    "KINDS",
-    "TraceRecorder",
-    "exposed_communication_s",
-    "merge_spans",
-    "overlap_s",
-    "read_chrome_trace",
-    "spans_from_profiler",
-    "write_chrome_trace",
-]
+__all__ = ["TraceRecorder", "merge_spans"]
 
 
 class TraceRecorder:
@@ -167,7 +152,7 @@ class TraceRecorder:
         calls: list[tuple[Callable[[], None], list[torch.Tensor]]] = []
 
         def before(_: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            again = torch._C._current_graph_task_id() != -1  # inside backward: a checkpoint
+            again = private.current_graph_task_id() != -1  # inside backward: a checkpoint
             end = self._begin(f"{name} again" if again else name, "forward")
             calls.append((end, _needing_grad((inputs, kwargs))))
 
@@ -189,8 +174,7 @@ class TraceRecorder:
         def begin(*_: Any) -> None:
             ends.append(self._begin(name, "backward"))
             if not inputs:
-                engine = torch.autograd.Variable._execution_engine
-                engine.queue_callback(finish)
+                private.execution_engine.queue_callback(finish)
 
         def finish(*_: Any) -> None:
             while ends:
@@ -217,7 +201,9 @@ def _check_kind(kind: str) -> None:
 
 
 def _needing_grad(values: Any) -> list[torch.Tensor]:
-    return [v for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.requires_grad]
+    return [
+        v for v in private.tree_leaves(values) if isinstance(v, torch.Tensor) and v.requires_grad
+    ]
 
 
 def _top_level_of(model: nn.Module) -> Callable[[str, nn.Module], bool]:

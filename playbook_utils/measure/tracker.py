@@ -24,10 +24,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
+
+from playbook_utils.measure.private import FSDPMemTracker, MemTracker, tree_leaves
 
 __all__ = ["CATEGORIES", "make_tracker"]
 
@@ -112,8 +111,10 @@ class _Timeline:
                 self._update_and_maybe_create_winfos(master.grad, kinds.GRAD)
 
 
-class _ModelTracker(_Timeline, MemTracker):  # type: ignore[no-untyped-call]
+class _ModelTracker(_Timeline, MemTracker):  # type: ignore[misc]
     """For a plain model, or one under DDP or tensor parallelism."""
+
+    _ac_mod: Any  # torch's own
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         if module not in self.memory_tracking:
@@ -135,7 +136,7 @@ class _ModelTracker(_Timeline, MemTracker):  # type: ignore[no-untyped-call]
         pass
 
 
-class _ShardedTracker(_Timeline, FSDPMemTracker):  # type: ignore[no-untyped-call]
+class _ShardedTracker(_Timeline, FSDPMemTracker):  # type: ignore[misc]
     """For a model under `fully_shard`."""
 
     def _fsdp_state_pre_forward(self, fsdp_mod: Any, original: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,10 +10,7 @@ from kernels.triton import INTERPRETED
 from kernels.triton import cross_entropy as cross_entropy_module
 from kernels.triton import softmax as softmax_module
 from kernels.triton.cross_entropy import cross_entropy
-from kernels.triton.elu import elu
-from kernels.triton.flash_attention import flash_attention
 from kernels.triton.layer_norm import layer_norm
-from kernels.triton.matmul import matmul
 from kernels.triton.rms_norm import rms_norm
 from kernels.triton.softmax import softmax
 from tests.kernels.triton_reference import DTYPES, agree, assert_near, randn, strided
@@ -225,30 +220,6 @@ class TestCrossEntropy:
             cross_entropy(x, torch.zeros(3, dtype=torch.int32))
         with pytest.raises(ValueError, match="reduction is 'avg'"):
             cross_entropy(x, torch.zeros(3, dtype=torch.int64), reduction="avg")
-
-
-class TestOnce:
-    @pytest.mark.parametrize(
-        "fn",
-        [
-            elu,
-            softmax,
-            lambda x: layer_norm(x, torch.ones(8)),
-            lambda x: rms_norm(x, torch.ones(8)),
-            lambda x: cross_entropy(x, torch.zeros(8, dtype=torch.int64)),
-            lambda x: matmul(x, x),
-            lambda x: flash_attention(*[x[None, None]] * 3),
-        ],
-        ids=["elu", "softmax", "layer_norm", "rms_norm", "cross_entropy", "matmul", "attention"],
-    )
-    def test_second_derivatives_are_refused(
-        self, fn: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        """They would be wrong: the kernels of backward have no backward."""
-        x = randn(torch.float32, 8, 8).requires_grad_()
-        (grad,) = torch.autograd.grad(fn(x).pow(2).sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
 
 
 class TestCompile:

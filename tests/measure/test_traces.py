@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from playbook_utils.events import Span
-from playbook_utils.measure.traces import (
+from playbook_utils.measure import (
     TraceRecorder,
     exposed_communication_s,
     merge_spans,

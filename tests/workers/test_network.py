@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from playbook_utils.events import Span
+from playbook_utils.measure import TraceRecorder, exposed_communication_s, overlap_s
 from playbook_utils.measure.communication import record_communication
-from playbook_utils.measure.traces import TraceRecorder, exposed_communication_s, overlap_s
 from playbook_utils.workers import launch
 from playbook_utils.workers.network import SLOWED, slow_network
 

@@ -1,0 +1,74 @@
+"""The private names of PyTorch and Triton that this wing uses, all of them, found when asked for.
+
+    from playbook_utils.measure.private import tree_leaves, storage_id
+
+A release may move any of them. The error then says which name, and `tests/measure/test_private.py`
+asks for each. Left out: what a memory tracker calls its own parts (`measure.tracker`, same test).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["NAMES", "local_part", "storage_id"]
+
+NAMES = {
+    # Attributes that are used where an object is at hand.
+    "schema": "torch:ops.aten.add.out._schema.arguments",
+    "storage_cdata": "torch:UntypedStorage._cdata",
+    # What is imported from here.
+    "FSDPMemTracker": "torch.distributed._tools.fsdp2_mem_tracker:FSDPMemTracker",
+    "GPUTarget": "triton.backends.compiler:GPUTarget",
+    "GraphLowering": "torch._inductor.graph:GraphLowering",
+    "MemTracker": "torch.distributed._tools.mem_tracker:MemTracker",
+    "TensorHandle": "triton.runtime.interpreter:TensorHandle",
+    "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
+    "cpu_flash": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    "cpu_flash_backward": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    "current_graph_task_id": "torch._C:_current_graph_task_id",
+    "dump_snapshot": "torch.cuda.memory:_dump_snapshot",
+    "dynamo_reset": "torch._dynamo:reset",
+    "execution_engine": "torch.autograd:Variable._execution_engine",
+    "get_np_dtype": "triton.runtime.interpreter:_get_np_dtype",
+    "inductor_config": "torch._inductor:config",
+    "interpreter_builder": "triton.runtime.interpreter:interpreter_builder",
+    "record_memory_history": "torch.cuda.memory:_record_memory_history",
+    "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",
+    "run_and_get_code": "torch._inductor.utils:run_and_get_code",
+    "tree_leaves": "torch.utils._pytree:tree_leaves",
+    "triton_driver": "triton.runtime:driver",
+}
+"""Where each name is found: "module:attribute"."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attributes = NAMES[name].partition(":")
+    try:
+        found = importlib.import_module(module)
+        for attribute in attributes.split("."):
+            found = getattr(found, attribute)
+    except (ImportError, AttributeError) as error:
+        library = module.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and error.name == library:
+            raise  # not installed
+        raise ImportError(
+            f"{NAMES[name]} is not in this version of {library}: install the one that "
+            f"pyproject.toml asks for, or mend {__name__}"
+        ) from error
+    return found
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Of the memory that a tensor lies in: equal for views, not used again while one is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
