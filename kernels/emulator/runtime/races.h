@@ -71,7 +71,8 @@ static inline bool is_mine(uint32_t time, uint16_t other) {
     return (other & THREAD) == state.current_index && time >= state.block_start;
 }
 
-static bool precedes(const Access& access, uint32_t time, uint16_t other) {
+static bool is_before(const Access& access, uint32_t time, uint16_t other) {
+    if (is_mine(time, other)) return true;
     if (time < state.block_start) {
         if (access.shared) return true;  // of a block whose shared memory is gone
     } else if (is_ordered(time, other & THREAD)) {
@@ -86,8 +87,18 @@ static bool may_meet(const Access& access, uint32_t time, uint16_t other) {
     return !access.shared || time < state.block_start || (other & THREAD) / LANES != state.warp;
 }
 
-static bool is_race(const Access& access, uint32_t time, uint16_t other) {
-    return !is_mine(time, other) && !may_meet(access, time, other) && !precedes(access, time, other);
+// An atomic operation on the word after that one, by this thread or before it: it read what the other
+// left, so that whatever this thread does to the word comes later (the last block resets a counter).
+static bool comes_after(const Access& access, const Shadow& word, uint32_t time) {
+    bool reader = word.read_mask && (word.reader & ATOMIC) && word.read_time >= time;
+    bool other = word.other_mask && (word.other_reader & ATOMIC) && word.other_time >= time;
+    return (reader && is_before(access, word.read_time, word.reader)) ||
+           (other && is_before(access, word.other_time, word.other_reader));
+}
+
+static bool is_race(const Access& access, const Shadow& word, uint32_t time, uint16_t other) {
+    if (may_meet(access, time, other) || is_before(access, time, other)) return false;
+    return !(other & ATOMIC) || !comes_after(access, word, time);
 }
 
 static void set_place(Failure& failure, const Access& access) {
@@ -216,14 +227,14 @@ static void remember(const Access& access, Shadow& word, uint8_t mask) {
 }
 
 static void check_word(const Access& access, Shadow& word, uint8_t mask, uint64_t address) {
-    if ((word.write_mask & mask) && is_race(access, word.write_time, word.writer))
+    if ((word.write_mask & mask) && is_race(access, word, word.write_time, word.writer))
         find_race(access, address, word.write_time, word.writer, word.write_site, true);
     if ((word.read_mask & mask) && (access.write || (word.reader & STORED)) &&
-        is_race(access, word.read_time, word.reader))
+        is_race(access, word, word.read_time, word.reader))
         find_race(access, address, word.read_time, word.reader, word.read_site,
                   word.reader & STORED);
     if ((word.other_mask & mask) && (access.write || (word.other_reader & STORED)) &&
-        is_race(access, word.other_time, word.other_reader))
+        is_race(access, word, word.other_time, word.other_reader))
         find_race(access, address, word.other_time, word.other_reader, word.other_site,
                   word.other_reader & STORED);
     uint8_t known = word.known_time >= state.block_start ? word.known_mask : 0;
