@@ -39,6 +39,7 @@ struct Unwritten {
     uint64_t key;
     const Shadow* word;
     uint32_t known_time;
+    bool certain;  // an atomic operation, which stores too
 };
 
 static std::vector<Failure> findings;
@@ -182,13 +183,13 @@ static __attribute__((noinline)) void suspect_unwritten(const Access& access, co
     finding.kind = UNWRITTEN;
     set_place(finding, access);
     finding.address = address;
-    unwritten.push_back({finding, key, &word, word.known_time});
+    unwritten.push_back({finding, key, &word, word.known_time, access.write});
 }
 
 // All threads of the block have met, or ended, or (with `thread`) this one went wrong.
 static void confirm_unwritten(int thread = -1) {
     for (const Unwritten& load : unwritten) {
-        if (load.word->known_time != load.known_time) continue;
+        if (!load.certain && load.word->known_time != load.known_time) continue;
         if (thread >= 0 && load.finding.thread != thread) continue;
         bool is_new;
         if (state.launch->listing) {
@@ -290,12 +291,37 @@ static __attribute__((noinline)) void check_words(const Site& site, uint64_t add
         check_word(access, shadow_of(site, address + i), mask, address + i);
 }
 
+// Next often: nobody has stored to it since the barrier, and another warp reads it too.
+static __attribute__((noinline)) void check_load(const Site& site, Shadow& word, uint8_t mask,
+                                                 uint64_t address, int bytes, uint64_t pc) {
+    bool shared = is_shared(site);
+    uint32_t since = shared ? 0 : state.block_start;
+    uint16_t me = static_cast<uint16_t>(state.current_index);
+    bool quiet = word.write_time < state.barrier_time &&
+                 (word.write_time >= since || word.write_time == 0);
+    bool loads = !((word.reader | word.other_reader) & STORED);
+    bool known = !shared || (word.known_time >= state.block_start && (word.known_mask & mask) == mask);
+    if (!quiet || !loads || !known) return check_words(site, address, bytes, false, 0, true, pc);
+    bool first = word.read_mask == 0 || (word.read_time < state.barrier_time
+                                             ? word.read_time >= since
+                                             : word.reader == me);
+    uint32_t& time = first ? word.read_time : word.other_time;
+    uint16_t& reader = first ? word.reader : word.other_reader;
+    uint8_t& bytes_read = first ? word.read_mask : word.other_mask;
+    bytes_read = time >= state.barrier_time && reader == me ? bytes_read | mask : mask;
+    time = state.time;
+    reader = me;
+    (first ? word.read_site : word.other_site) = static_cast<uint16_t>(&site - state.sites);
+}
+
 static inline void check_race(const Site& site, uint64_t address, int bytes, bool write,
                               uint16_t strength, bool reads, uint64_t pc) {
     if (site.shadow == nullptr) return;
     if (!write && !strength && bytes <= 4 && site.shift == 2) {
         uint8_t mask = bytes == 4 ? 15 : bytes_of_word(site, address, bytes);
-        if (is_known_read(site.shadow[address / 4 - site.base / 4], mask)) return;
+        Shadow& word = site.shadow[address / 4 - site.base / 4];
+        if (!is_known_read(word, mask)) check_load(site, word, mask, address, bytes, pc);
+        return;
     }
     check_words(site, address, bytes, write, strength, reads, pc);
 }
