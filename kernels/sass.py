@@ -5,8 +5,8 @@
 
 The emulator counts the accesses of the source. nvcc merges neighbouring ones into wider
 instructions where it sees that they are neighbours: requests and instructions are then fewer on a
-GPU, bytes are the same. Numbers here are of the code, where an instruction in a loop stands once, or
-as often as the loop was unrolled, so they compare by the bytes that one moves.
+GPU, bytes are the same. Numbers here are of the code, where an instruction in a loop stands once,
+or as often as the loop was unrolled, so they compare by the bytes that one moves.
 
 It needs nvcc, and cuobjdump: of the CUDA toolkit, or the one that Triton brings along.
 """

@@ -9,10 +9,10 @@ a call before every access to memory and at the start of every basic block. Thos
 each access is checked before it happens, and counted for its warp and its line of the source.
 
 What ends a launch, with the line and the thread (`kernels.errors`): an access out of bounds or
-misaligned; a barrier or warp operation that not all reach; a race, within a block or between blocks;
-a load of shared memory that nobody wrote; a shuffle from a lane that is not there; a mask without its
-caller; a wait that can never end. `load(..., races="list")` lists races and undefined values instead
-(`report.findings`) and goes on.
+misaligned; a barrier or warp operation that not all reach; a race, within a block or between
+blocks; a load of shared memory that nobody wrote; a shuffle from a lane that is not there; a mask
+without its caller; a wait that can never end. `load(..., races="list")` lists races and undefined
+values instead (`report.findings`) and goes on.
 
 Orders that it knows, for races: barriers of the block and of the warp (no shuffles, no votes);
 between blocks, and within one, `__threadfence()` and then an atomic operation or a volatile store,
