@@ -5,8 +5,10 @@
     ├── LaunchFailed         the GPU reported an error
     ├── OutOfBoundsError     an access outside of every tensor and shared array
     ├── MisalignedError      an access whose address is no multiple of its size
-    ├── RaceError            two threads of a block use one address with nothing between them
+    ├── RaceError            two threads use one address, one stores to it, and nothing orders them
+    ├── UnwrittenError       a load of shared memory that no thread of the block has written
     ├── BarrierError         a barrier or warp operation that not all threads reach
+    ├── WarpError            a shuffle from a lane that is not there, a mask without its caller
     ├── AssertionFailed      assert() or __trap() in the kernel
     ├── KernelCrash          a signal: a division by zero, a stack that overflows
     └── KernelTimeout        the kernel did not end in time
@@ -28,6 +30,8 @@ __all__ = [
     "MisalignedError",
     "OutOfBoundsError",
     "RaceError",
+    "UnwrittenError",
+    "WarpError",
 ]
 
 
@@ -55,11 +59,22 @@ class MisalignedError(KernelError):
 
 
 class RaceError(KernelError):
-    """Two threads of a block access the same address, one writes, and no barrier orders them."""
+    """Two threads access the same address, one writes, and nothing orders them.
+
+    Within a block barriers do; between blocks, and within one, a fence and an atomic operation.
+    """
+
+
+class UnwrittenError(KernelError):
+    """A load of shared memory that no thread of the block has written."""
 
 
 class BarrierError(KernelError):
     """Some threads wait for others that will not come."""
+
+
+class WarpError(KernelError):
+    """A shuffle takes from a lane that is not there, or a mask leaves out the lane that calls."""
 
 
 class AssertionFailed(KernelError):

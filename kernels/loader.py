@@ -43,6 +43,7 @@ def load(
     count: bool = True,
     timeout_s: float = 60.0,
     wait: bool = True,
+    races: str = "raise",
 ) -> Module:
     """Compile a file of CUDA C++ (once; the result is cached) and give its kernels.
 
@@ -56,6 +57,9 @@ def load(
         timeout_s: on the CPU, how long a counted launch may take before it is stopped.
         wait: on the GPU, False lets a launch return before the kernel has ended; its errors then
             come from whatever waits next. On the CPU a launch always runs to its end.
+        races: on the CPU, "raise" ends a launch at the first race; "list" goes on and puts all of
+            them into the report (`report.findings`), as well as loads of unwritten shared memory
+            and shuffles from lanes that are not there.
 
     Raises:
         FileNotFoundError: no such file.
@@ -66,12 +70,14 @@ def load(
         device = "cuda" if gpu else "cpu"
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device must be 'cpu', 'cuda' or None; found {device!r}")
+    if races not in ("raise", "list"):
+        raise ValueError(f"races must be 'raise' or 'list'; found {races!r}")
     parsed = read_source(name, source)
     macros = {key: str(value) for key, value in (defines or {}).items()}
     for key in macros:
         if not key.isidentifier():
             raise ValueError(f"defines must name macros, such as 'TILE'; found {key!r}")
-    return Module(parsed, device, _library(parsed, device, macros, count, timeout_s, wait))
+    return Module(parsed, device, _library(parsed, device, macros, count, timeout_s, wait, races))
 
 
 def _library(
@@ -81,6 +87,7 @@ def _library(
     count: bool,
     timeout_s: float,
     wait: bool,
+    races: str,
 ) -> Library:
     if device == "cuda":
         from kernels.nvcc import CudaLibrary
@@ -88,7 +95,7 @@ def _library(
         return CudaLibrary(source, macros, wait)
     from kernels.emulator import EmulatedLibrary
 
-    return EmulatedLibrary(source, macros, count=count, timeout_s=timeout_s)
+    return EmulatedLibrary(source, macros, count=count, timeout_s=timeout_s, races=races)
 
 
 class Module:

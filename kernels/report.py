@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["LineReport", "Report"]
+__all__ = ["Finding", "LineReport", "Report"]
 
 SECTOR_BYTES = 32
 WARP_SIZE = 32
@@ -62,6 +62,26 @@ class LineReport:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """A race or an undefined value of a launch that went on: `load(..., races="list")`."""
+
+    kind: str
+    """"race between blocks", "race across warps", "race within a warp", "unwritten shared memory"
+    or "missing lane"."""
+    lines: tuple[int, ...]
+    """Of the source: the two of a race, in their order there; 0 where it is not known."""
+    array: str
+    """"" for a missing lane."""
+    same_value: bool
+    """Both threads of the race write the same value, each time that it was found."""
+    text: str
+    """What the error would say."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Report:
     """One launch."""
 
@@ -100,6 +120,14 @@ class Report:
     bytes_moved: int | None = None
     """Sectors loaded, stored and changed by atomics, times 32."""
     by_line: tuple[LineReport, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """With `races="list"`: the races, those between blocks first and those within a warp last, each
+    pair of lines once; then loads of unwritten shared memory and shuffles from missing lanes."""
+
+    @property
+    def races(self) -> tuple[Finding, ...]:
+        """The findings that are races."""
+        return tuple(finding for finding in self.findings if finding.kind.startswith("race"))
 
     @property
     def num_threads(self) -> int:
@@ -141,7 +169,8 @@ class Report:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([head, *aligned])
+        found = [f"{len(self.findings)} findings, in report.findings"] if self.findings else []
+        return "\n".join([head, *aligned, *found])
 
 
 def summarise(
@@ -149,6 +178,7 @@ def summarise(
     grid: tuple[int, int, int],
     block: tuple[int, int, int],
     lines: tuple[LineReport, ...],
+    findings: tuple[Finding, ...] = (),
 ) -> Report:
     """The report whose totals are the sums of `lines`."""
 
@@ -183,6 +213,7 @@ def summarise(
         bytes_stored=total("bytes", "global store"),
         bytes_moved=moved,
         by_line=lines,
+        findings=findings,
     )
 
 

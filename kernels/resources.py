@@ -4,6 +4,9 @@
         usage.kernel, usage.architecture, usage.registers, usage.shared_bytes
     python -m kernels.resources        # a table of every file in kernels/cuda; 1 if one fails
 
+Below the table stand the shared loads of the matrix products, as the emulator counts them and as
+nvcc makes them (`kernels.sass`).
+
 It needs nvcc and no GPU. Shared memory is what the kernel declares; what a launch asks for on top
 (`extern __shared__`) is not known to the compiler. Left out: occupancy, which follows from these
 numbers, the block and the GPU's limits.
@@ -26,6 +29,8 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 """A100, H100 and B200."""
 
 _FOLDER = Path(__file__).parent / "cuda"
+# Files whose blocks of 16 x 16 threads compute 64 x 64 elements.
+_WIDE = ("07", "08", "09")
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -127,7 +132,32 @@ def _main() -> int:
                 if usage.kernel == kernel
             }
             print(f"{kernel:22}" + "".join(f"{cells[name]:>22}" for name in ARCHITECTURES))
+    _print_shared_loads()
     return failed
+
+
+def _print_shared_loads() -> None:
+    """Of one thread for one tile along K: accesses of the source, and instructions of the GPU."""
+    import torch
+
+    from kernels import CompileError, load
+    from kernels.sass import disassembler, shared_loads
+
+    if disassembler() is None:
+        print("cuobjdump was not found: no counts of machine code are shown")
+        return
+    print("shared loads of a thread for a tile of 16: counted in the source / made by nvcc (sm_90)")
+    for file in ("06_matmul_tiled", *(f.stem for f in cuda_files() if f.stem[:2] in _WIDE)):
+        side = 16 if file == "06_matmul_tiled" else 64
+        a, b, c = torch.ones(side, 16), torch.ones(16, side), torch.empty(side, side)
+        try:
+            kernel = getattr(load(file, device="cpu"), file[3:])
+        except CompileError as error:
+            print(error)
+            return
+        report = kernel[1, (16, 16)](a, b, c, side, side, 16)
+        counted, made = shared_loads(_FOLDER / f"{file}.cu", report)
+        print(f"{file[3:]:22}{f'{counted // 256} / {made // 256}':>22}")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ class Launch(ctypes.Structure):
         ("num_regions", ctypes.c_int32),
         ("counting", ctypes.c_int32),
         ("interruptible", ctypes.c_int32),
+        ("listing", ctypes.c_int32),
         ("timeout_s", ctypes.c_double),
         ("code_begin", ctypes.c_uint64),
         ("code_end", ctypes.c_uint64),
@@ -38,7 +39,7 @@ class Launch(ctypes.Structure):
 
 
 class Failure(ctypes.Structure):
-    """Why it ended early."""
+    """Why it ended early, or what was found."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -54,6 +55,9 @@ class Failure(ctypes.Structure):
         ("detail", ctypes.c_int64),
         ("write", ctypes.c_int32),
         ("other_write", ctypes.c_int32),
+        ("other_block", ctypes.c_uint32 * 3),
+        ("scope", ctypes.c_int32),
+        ("same_value", ctypes.c_int32),
         ("text", ctypes.c_char_p),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -39,6 +40,8 @@ _COUNTED_GCC = (
     "-fno-tree-loop-distribute-patterns",
     "--param=tsan-instrument-func-entry-exit=0",
 )
+# Since version 11: volatile accesses are told apart; shared arrays that nobody stores to are read.
+_COUNTED_GCC_11 = ("--param=tsan-distinguish-volatile=1", "-fno-ipa-reference-addressable")
 _PLAIN = ("-O2",)
 
 
@@ -64,7 +67,7 @@ def compile_for_cpu(source: Source, macros: Mapping[str, str], counted: bool) ->
     runtime = _runtime_object(compiler, version)
     flags = [*_KERNEL, *(_COUNTED if counted else _PLAIN)]
     if "clang" not in version:
-        flags += ["-fno-extern-tls-init", *(_COUNTED_GCC if counted else ())]
+        flags += ["-fno-extern-tls-init", *(_counted_by_gcc(version) if counted else ())]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
     wrapper = _wrapper(source)
     headers = "".join(path.read_text() for path in sorted(_INCLUDE.iterdir()))
@@ -107,6 +110,12 @@ def compile_for_cpu(source: Source, macros: Mapping[str, str], counted: bool) ->
     return Compiled(
         folder / "kernel.so", folder / "kernel.o", source.path or Path(_BUILD_NAME, "source.cu")
     )
+
+
+def _counted_by_gcc(version: str) -> tuple[str, ...]:
+    major = re.search(r"\) (\d+)\.", version)
+    recent = major is not None and int(major[1]) >= 11
+    return (*_COUNTED_GCC, *(_COUNTED_GCC_11 if recent else ()))
 
 
 def _find_compiler() -> str:

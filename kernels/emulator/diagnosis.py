@@ -20,14 +20,19 @@ from kernels.errors import (
     MisalignedError,
     OutOfBoundsError,
     RaceError,
+    UnwrittenError,
+    WarpError,
 )
 from kernels.source import Source
 
-__all__ = ["Scene", "error_for"]
+__all__ = ["LANE", "RACE", "Scene", "error_for"]
 
 # FailureKind of runtime/interface.h.
-_OUT_OF_BOUNDS, _MISALIGNED, _RACE, _BARRIER, _INDEX, _TRAP, _SIGNAL = range(1, 8)
-_TIMEOUT, _INTERRUPTED, _NO_MEMORY = range(8, 11)
+_OUT_OF_BOUNDS, _MISALIGNED, RACE, _BARRIER, _INDEX, _TRAP, _SIGNAL = range(1, 8)
+_TIMEOUT, _INTERRUPTED, _NO_MEMORY, _UNWRITTEN, LANE, _MASK, _SPIN = range(8, 15)
+# Scope and Missing of the same file.
+_BLOCKS = 0
+_NOT_IN_MASK, _ENDED, _NO_THREAD = range(3)
 
 # Operation of include/device_functions.h.
 _WARP_OPERATIONS = (
@@ -70,12 +75,15 @@ class Scene:
     load_address: int
     finder: LineFinder
 
+    def number_at(self, pc: int) -> int:
+        """Number of the line that an address in the program comes from; 0: not known."""
+        if not self.load_address or not pc:
+            return 0
+        return self.finder.find([pc - self.load_address])[pc - self.load_address]
+
     def line_at(self, pc: int) -> str:
         """ "06_matmul_tiled.cu:34 (sum += ...)" for an address in the program."""
-        line = 0
-        if self.load_address and pc:
-            line = self.finder.find([pc - self.load_address])[pc - self.load_address]
-        return self.line(line)
+        return self.line(self.number_at(pc))
 
     def line(self, number: int) -> str:
         """The same for a line number; 0: not known."""
@@ -99,7 +107,7 @@ class Scene:
 
 def error_for(failure: Failure, scene: Scene, timeout_s: float) -> BaseException:
     """The exception to raise."""
-    block = f"block ({', '.join(str(n) for n in failure.block)})"
+    block = _block(failure.block)
     kind = failure.kind
     if kind == _INTERRUPTED:
         return KeyboardInterrupt(f"kernel {scene.kernel} was interrupted")
@@ -111,19 +119,27 @@ def error_for(failure: Failure, scene: Scene, timeout_s: float) -> BaseException
     if kind == _TIMEOUT:
         return KernelTimeout(
             f"kernel {scene.kernel} did not end within {timeout_s:g} s; it was in {block} at "
-            f"{scene.line_at(failure.pc)}. An endless loop? If not, load(..., timeout_s=...) "
-            "allows more."
+            f"{scene.line_at(failure.pc)}. An endless loop, or a wait for another block, which "
+            "comes only after this one? If neither, load(..., timeout_s=...) allows more."
         )
     describe = {
         _OUT_OF_BOUNDS: _out_of_bounds,
         _MISALIGNED: _misaligned,
-        _RACE: _race,
+        RACE: _race,
         _BARRIER: _barrier,
         _INDEX: _index,
         _TRAP: _trap,
         _SIGNAL: _crash,
+        _UNWRITTEN: _unwritten,
+        LANE: _lane,
+        _MASK: _mask,
+        _SPIN: _spin,
     }[kind]
     return describe(failure, scene, block)
+
+
+def _block(index: Sequence[int]) -> str:
+    return f"block ({', '.join(str(n) for n in index)})"
 
 
 def _verb(write: int) -> str:
@@ -164,11 +180,71 @@ def _misaligned(failure: Failure, scene: Scene, block: str) -> KernelError:
 def _race(failure: Failure, scene: Scene, block: str) -> KernelError:
     earlier = "wrote" if failure.other_write else "read"
     first, second = scene.thread(failure.other_thread), scene.thread(failure.thread)
-    return RaceError(
-        f"kernel {scene.kernel}, {block}: two threads race on "
-        f"{scene.place(failure.region, failure.address)}, with no barrier between\n"
+    between = failure.scope == _BLOCKS
+    if between:
+        first, second = f"{_block(failure.other_block)}, {first}", f"{block}, {second}"
+    head = f"kernel {scene.kernel}" if between else f"kernel {scene.kernel}, {block}"
+    what = "blocks" if between else "threads"
+    nothing = "nothing to order them" if between else "no barrier between"
+    place = scene.place(failure.region, failure.address)
+    text = (
+        f"{head}: two {what} race on {place}, with {nothing}\n"
         f"  {first} {earlier} it at {scene.line_at(failure.other_pc)}\n"
         f"  {second} {_verb(failure.write)} it at {scene.line_at(failure.pc)}"
+    )
+    if failure.same_value:
+        text += "\n  (both write the same value)"
+    if between:
+        text += (
+            "\n  (blocks are ordered by a __threadfence() after the first access, then an atomic "
+            "or volatile write, which the other block reads in the same way before its access)"
+        )
+    return RaceError(text)
+
+
+def _unwritten(failure: Failure, scene: Scene, block: str) -> KernelError:
+    return UnwrittenError(
+        f"kernel {scene.kernel}, {block}, {scene.thread(failure.thread)} reads "
+        f"{scene.place(failure.region, failure.address)}, shared memory that no thread of the "
+        f"block has written: {scene.line_at(failure.pc)}"
+    )
+
+
+def _lane(failure: Failure, scene: Scene, block: str) -> KernelError:
+    why = {
+        _NOT_IN_MASK: "which is not in its mask",
+        _ENDED: "whose thread has ended",
+        _NO_THREAD: "which has no thread: the block ends before it",
+    }[failure.other_write]
+    return WarpError(
+        f"kernel {scene.kernel}, {block}, {scene.thread(failure.thread)}: "
+        f"{_WARP_OPERATIONS[failure.write]} takes a value from lane {failure.detail}, {why}, so "
+        f"that the result is undefined: {scene.line(failure.line)}"
+    )
+
+
+def _mask(failure: Failure, scene: Scene, block: str) -> KernelError:
+    return WarpError(
+        f"kernel {scene.kernel}, {block}, {scene.thread(failure.thread)} calls "
+        f"{_WARP_OPERATIONS[failure.write]} with mask {failure.detail:#010x}, which leaves out its "
+        f"own lane {failure.thread % 32}: {scene.line(failure.line)}"
+    )
+
+
+def _spin(failure: Failure, scene: Scene, block: str) -> KernelError:
+    where = f"{block}, {scene.thread(failure.thread)}"
+    what = "memory"
+    if failure.region >= 0:
+        what = scene.place(failure.region, failure.address)
+    why = (
+        "blocks run one after another here, so that none can wait for a later one, and a barrier "
+        "of the whole grid cannot be passed"
+        if failure.detail and not scene.regions[failure.region].shared
+        else "no thread is left that could change it, on a GPU neither"
+    )
+    return KernelTimeout(
+        f"kernel {scene.kernel}, {where} waits forever for {what} to change: {why}. "
+        f"{scene.line_at(failure.pc)}"
     )
 
 

@@ -15,9 +15,11 @@ from kernels.arguments import (
     Configuration,
 )
 from kernels.emulator.binding import Counts, Failure, Launch, Region
+from kernels.emulator.bounds import check_bounds
 from kernels.emulator.branches import BranchFinder
 from kernels.emulator.compile import compile_for_cpu
 from kernels.emulator.diagnosis import Scene, error_for
+from kernels.emulator.findings import described
 from kernels.emulator.lines import LineFinder
 from kernels.emulator.symbols import Symbol, read_symbols
 from kernels.report import LineReport, Report, merged, summarise
@@ -59,9 +61,17 @@ class EmulatedLibrary:
     """Compiled on construction; see `kernels.emulator`."""
 
     def __init__(
-        self, source: Source, macros: Mapping[str, str], *, count: bool, timeout_s: float
+        self,
+        source: Source,
+        macros: Mapping[str, str],
+        *,
+        count: bool,
+        timeout_s: float,
+        races: str = "raise",
     ) -> None:
         self._source = source
+        self._macros = macros
+        self._listing = races == "list"
         self._counted = count
         self._timeout_s = timeout_s
         compiled = compile_for_cpu(source, macros, count)
@@ -80,25 +90,32 @@ class EmulatedLibrary:
         """Run the kernel on the whole grid.
 
         Raises:
-            ValueError: it needs more shared memory than a GPU has.
+            ValueError: it needs more shared memory than a GPU has, or has more threads in a block
+                than its __launch_bounds__ allow.
             KernelError: a subclass that says what the kernel did wrong, and in which line.
             KeyboardInterrupt: it was interrupted.
         """
         self._check_shared(signature, where)
+        check_bounds(self._source, self._macros, signature.name, where)
         with _LAUNCHING:
             regions = self._regions(signature, where, arguments)
             failure = Failure()
             launch = self._launch(signature, where, arguments, regions)
             self._library.emulator_launch(ctypes.byref(launch), ctypes.byref(failure))
             sites = self._sites()
+            found = self._found()
         _, load_address = self._places()
+        scene = Scene(self._source, signature.name, where, regions, load_address, self._finder)
+        findings = described(found, scene) if self._listing else ()
         if failure.kind:
-            scene = Scene(self._source, signature.name, where, regions, load_address, self._finder)
-            raise error_for(failure, scene, self._timeout_s)
+            error = error_for(failure, scene, self._timeout_s)
+            for finding in findings:
+                error.add_note(f"found before: {finding}")
+            raise error
         if not self._counted:
-            return Report(signature.name, "cpu", where.grid, where.block)
+            return Report(signature.name, "cpu", where.grid, where.block, findings=findings)
         lines = self._line_reports(sites, regions, load_address)
-        return summarise(signature.name, where.grid, where.block, lines)
+        return summarise(signature.name, where.grid, where.block, lines, findings)
 
     def _check_shared(self, signature: KernelSignature, where: Configuration) -> None:
         """Arrays of the kernel itself; those of functions it calls are not told apart."""
@@ -143,6 +160,7 @@ class EmulatedLibrary:
             ),
             num_regions=len(regions),
             counting=self._counted,
+            listing=self._listing,
             interruptible=threading.current_thread() is threading.main_thread(),
             timeout_s=self._timeout_s,
             code_begin=load_address + min(f.offset for f in self._functions),
@@ -202,6 +220,12 @@ class EmulatedLibrary:
         buffer = (Counts * _MAX_SITES)()
         number = self._library.emulator_counts(buffer, _MAX_SITES)
         return [site for site in buffer[:number] if site.requests]
+
+    def _found(self) -> list[Failure]:
+        if not self._listing:
+            return []
+        buffer = (Failure * _MAX_SITES)()
+        return list(buffer[: self._library.emulator_findings(buffer, _MAX_SITES)])
 
     def _line_reports(
         self, sites: Sequence[Counts], regions: Sequence[NamedRegion], load_address: int

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels import BarrierError, OutOfBoundsError, RaceError
-from kernels.errors import MisalignedError
+from kernels.errors import MisalignedError, WarpError
 from tests.kernels.cuda_cases import (
     COARSENED,
     CONFLICT_FREE,
@@ -161,9 +161,9 @@ def test_an_early_return_that_is_not_of_the_whole_warp_stops_the_shuffle() -> No
         "    float sum = sum_of_share(x, n);\n",
         "    if (threadIdx.x >= n) return; float sum = sum_of_share(x, n);\n",
     )
-    with pytest.raises(BarrierError) as error:
+    with pytest.raises(WarpError) as error:
         module.sum_shuffle[1, 64](torch.rand(50), torch.empty(1), 50)
-    assert_names(error, "sum_shuffle")
+    assert_names(error, "sum_shuffle", "takes a value from lane 18, whose thread has ended")
 
 
 @pytest.mark.parametrize(("tile", "degree"), [(16, 8), (32, 32)])

@@ -10,8 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels.resources import ARCHITECTURES, Resources, cuda_files, resources
+from kernels.sass import Instructions, disassembler, instructions, shared_loads
+from tests.kernels.cuda_cases import loaded
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 
@@ -87,6 +90,18 @@ def test_a_local_array_that_is_indexed_at_run_time_is_seen(tmp_path: Path) -> No
         "}\n"
     )
     assert resources(path, architectures=("sm_90",))[0].stack_bytes == 64 * FLOAT
+
+
+@pytest.mark.skipif(disassembler() is None, reason="cuobjdump is not there")
+def test_nvcc_merges_neighbours_that_the_emulator_counts() -> None:
+    """A row of A's tile is read in fours; the elements of a column of B's are no neighbours."""
+    path = next(path for path in cuda_files() if path.stem == "06_matmul_tiled")
+    made = instructions(path, "sm_90")
+    assert made["matmul_tiled", "shared load"] == Instructions(number=4 + 16, bytes=4 * 16 + 16 * 4)
+    report = loaded("06_matmul_tiled").matmul_tiled[1, (16, 16)](
+        torch.ones(16, 16), torch.ones(16, 16), torch.empty(16, 16), 16, 16, 16
+    )
+    assert shared_loads(path, report) == (256 * 2 * 16, 256 * 20)
 
 
 def test_refusals_say_why(tmp_path: Path) -> None:

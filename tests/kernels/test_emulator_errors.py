@@ -194,7 +194,7 @@ extern "C" __global__ void tile(float* c, int column) {
     __shared__ float values[8][8];
     values[threadIdx.x][column] = 1.0f;
     __syncthreads();
-    c[threadIdx.x] = values[threadIdx.x][0];
+    c[threadIdx.x] = values[threadIdx.x][column];
 }
 extern "C" __global__ void registers(float* c, int n) {
     float local[4] = {0, 0, 0, 0};

@@ -92,9 +92,9 @@ def test_shuffles_move_eight_bytes() -> None:
 
 
 def test_a_shuffle_from_a_lane_that_is_not_there_gives_nothing_useful() -> None:
-    """The result is undefined on a GPU: here a NaN, which shows."""
+    """The result is undefined on a GPU: where the launch goes on, a NaN, which shows."""
     out = torch.zeros(128)
-    load(source=SHUFFLES).shuffles[1, 16](torch.rand(16), out, 16, 32)
+    load(source=SHUFFLES, races="list").shuffles[1, 16](torch.rand(16), out, 16, 32)
     rows = out.view(4, 32)[:, :16]
     assert bool(rows[[0, 2, 3]].isnan().all())
     assert not bool(rows[1].isnan().any()), "up: from below lane 0, so each its own"
@@ -271,7 +271,7 @@ def test_dynamic_shared_memory(n: int) -> None:
 
 def test_shared_memory_begins_with_nothing_useful() -> None:
     c = torch.zeros(32)
-    load(source=LANGUAGE).uninitialised[2, 32](c[:32])
+    load(source=LANGUAGE, races="list").uninitialised[2, 32](c[:32])
     assert bool(c.isnan().all())
 
 

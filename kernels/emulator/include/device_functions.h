@@ -5,6 +5,7 @@ extern "C" {
 void emulator_barrier(int line);
 int emulator_barrier_reduce(int line, int operation, int predicate);
 uint64_t emulator_warp(int line, int operation, unsigned mask, uint64_t value, int source, int width);
+void emulator_fence(int device);
 void emulator_trap(const char* what, int line) __attribute__((noreturn));
 }
 
@@ -45,10 +46,10 @@ inline int __syncthreads_or(int p, EMULATOR_LINE) {
 inline void __syncwarp(unsigned mask = 0xffffffffu, EMULATOR_LINE) {
     emulator_warp(line, emulator::SYNC, mask, 0, 0, 32);
 }
-// Threads of a block take turns, so every write is visible at once.
-inline void __threadfence_block() {}
-inline void __threadfence() {}
-inline void __threadfence_system() {}
+// Threads take turns, so every write is visible at once: fences only tell which orders are meant.
+inline void __threadfence_block() { emulator_fence(0); }
+inline void __threadfence() { emulator_fence(1); }
+inline void __threadfence_system() { emulator_fence(1); }
 inline void __trap(EMULATOR_LINE) { emulator_trap("__trap()", line); }
 inline void __nanosleep(unsigned) {}
 

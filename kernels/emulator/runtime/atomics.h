@@ -5,10 +5,12 @@
 
 #include "memory.h"
 
+// `reads`: what the operation stores depends on what was there.
 template <class T, class F>
-static inline T change(T* address, uint64_t pc, F&& operation) {
+static inline T change(T* address, bool reads, uint64_t pc, F&& operation) {
+    watch_poll(reinterpret_cast<uint64_t>(address), sizeof(T), pc);
     if (state.launch->counting)
-        record(reinterpret_cast<uint64_t>(address), sizeof(T), true, true, pc);
+        record_atomic(reinterpret_cast<uint64_t>(address), sizeof(T), reads, pc);
     T old = *address;
     *address = operation(old);
     return old;
@@ -16,12 +18,14 @@ static inline T change(T* address, uint64_t pc, F&& operation) {
 
 #define ATOMIC_OPERATION(T, name, expression)                            \
     T name(T* address, T value) {                                        \
-        return change(address, RETURN_ADDRESS,                           \
+        return change(address, true, RETURN_ADDRESS,                     \
                       [=](T old) { return static_cast<T>(expression); }); \
     }
-#define ATOMICS(T)                              \
-    ATOMIC_OPERATION(T, atomicAdd, old + value) \
-    ATOMIC_OPERATION(T, atomicExch, (static_cast<void>(old), value))
+#define ATOMICS(T)                                                          \
+    ATOMIC_OPERATION(T, atomicAdd, old + value)                             \
+    T atomicExch(T* address, T value) {                                     \
+        return change(address, false, RETURN_ADDRESS, [=](T) { return value; }); \
+    }
 #define INTEGER_ATOMICS(T)                                                          \
     ATOMICS(T)                                                                      \
     ATOMIC_OPERATION(T, atomicSub, old - value)                                     \
@@ -31,7 +35,7 @@ static inline T change(T* address, uint64_t pc, F&& operation) {
     ATOMIC_OPERATION(T, atomicOr, old | value)                                      \
     ATOMIC_OPERATION(T, atomicXor, old ^ value)                                     \
     T atomicCAS(T* address, T compare, T value) {                                   \
-        return change(address, RETURN_ADDRESS,                                      \
+        return change(address, true, RETURN_ADDRESS,                                \
                       [=](T old) { return old == compare ? value : old; });         \
     }
 ATOMICS(float)

@@ -18,6 +18,14 @@ static uint64_t wait_for_others(Status status, int line, int operation, uint64_t
     return thread.value;
 }
 
+// A lane calls an operation with a mask that leaves itself out.
+[[noreturn]] static void fail_mask(int line, int operation, unsigned mask) {
+    state.failure->line = line;
+    state.failure->write = operation;
+    state.failure->detail = mask;
+    fail(MASK);
+}
+
 extern "C" {
 void emulator_barrier(int line) { wait_for_others(AT_BARRIER, line, PLAIN_BARRIER, 0); }
 
@@ -27,6 +35,7 @@ int emulator_barrier_reduce(int line, int operation, int predicate) {
 
 uint64_t emulator_warp(int line, int operation, unsigned mask, uint64_t value, int source, int width) {
     Thread& thread = *state.current;
+    if (operation != ACTIVE && !(mask >> state.lane & 1)) fail_mask(line, operation, mask);
     thread.mask = mask;
     thread.source = source;
     thread.width = width;
@@ -52,6 +61,28 @@ static int source_lane(const Thread& thread, int lane) {
     }
 }
 
+// A shuffle takes from a lane that has no value to give.
+static void find_missing_lane(const Thread* warp, int lane, int source) {
+    const Thread& thread = warp[lane];
+    int index = static_cast<int>(&warp[source] - state.threads);
+    Failure finding = {};
+    finding.kind = LANE;
+    finding.thread = static_cast<int32_t>(&thread - state.threads);
+    finding.region = -1;
+    finding.block[0] = blockIdx.x;
+    finding.block[1] = blockIdx.y;
+    finding.block[2] = blockIdx.z;
+    finding.line = thread.line;
+    finding.write = thread.operation;
+    finding.detail = source;
+    finding.other_write = index >= state.num_threads                ? NO_THREAD
+                          : !(thread.mask >> source & 1)            ? NOT_IN_MASK
+                                                                    : ENDED;
+    bool is_new;
+    if (!state.launch->listing) fail_with(finding);
+    add_finding(finding, 1ull << 61 | static_cast<uint64_t>(thread.line), is_new);
+}
+
 static uint64_t result_for(const Thread* warp, int lane, unsigned lanes, const uint64_t* values) {
     const Thread& thread = warp[lane];
     unsigned votes = 0, equal = 0;
@@ -69,7 +100,9 @@ static uint64_t result_for(const Thread* warp, int lane, unsigned lanes, const u
         case MATCH: return equal;
     }
     int source = source_lane(thread, lane);
-    return lanes >> source & 1 ? values[source] : ~0ull;  // of a lane that is not there: undefined
+    if (lanes >> source & 1) return values[source];
+    find_missing_lane(warp, lane, source);
+    return ~0ull;  // undefined
 }
 
 // __syncwarp of some lanes: from now on each sees what any of them did or saw before.
@@ -80,8 +113,11 @@ static void share_order(Thread* warp, unsigned lanes) {
         for (int i = 0; i < LANES; i++) seen[i] = std::max(seen[i], warp[lane].seen[i]);
         seen[lane] = state.time;
     }
-    for (unsigned rest = lanes; rest; rest &= rest - 1)
-        memcpy(warp[__builtin_ctz(rest)].seen, seen, sizeof seen);
+    for (unsigned rest = lanes; rest; rest &= rest - 1) {
+        Thread& thread = warp[__builtin_ctz(rest)];
+        memcpy(thread.seen, seen, sizeof seen);
+        thread.seen_copy = STALE_COPY;
+    }
 }
 
 // Completes one warp operation if all lanes named in its mask (but those that have ended) wait in it.
@@ -109,7 +145,10 @@ static bool release_warp(int first, int last) {
             int lane = __builtin_ctz(rest);
             warp[lane].value = result_for(warp, lane, lanes, values);
         }
-        if (warp[leader].operation == SYNC && lanes != alive) share_order(warp, lanes);
+        if (warp[leader].operation == SYNC) {
+            if (lanes != alive) share_order(warp, lanes);
+            share_knowledge(first, last, lanes);
+        }
         for (unsigned rest = lanes; rest; rest &= rest - 1) warp[__builtin_ctz(rest)].status = READY;
         return true;
     }

@@ -64,6 +64,7 @@ static void release_stacks() {
 static void back_to_scheduler() { emulator_switch(&state.current->stack_pointer, state.scheduler); }
 
 static void record_exit();
+static void settle();
 
 static void thread_main() {
     state.launch->call(state.launch->arguments);
@@ -94,6 +95,7 @@ static void resume(int index) {
     state.budget = SLICE;
     emulator_switch(&state.scheduler, thread.stack_pointer);
     state.current = nullptr;
+    if (__builtin_expect(state.unsettled, 0)) settle();
     if (thread.status == DONE) free_stacks[num_free_stacks++] = thread.stack;
 }
 

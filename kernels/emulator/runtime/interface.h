@@ -26,14 +26,20 @@ struct Launch {
     int32_t num_regions;
     int32_t counting;  // 0: the kernel was compiled without the hooks
     int32_t interruptible;  // 1: Ctrl-C ends the launch
+    int32_t listing;   // 1: races are listed, and the kernel goes on
     double timeout_s;
     uint64_t code_begin, code_end;  // the kernel's own code: where it may be left at any time
 };
 
 enum FailureKind : int32_t {
     NO_FAILURE, OUT_OF_BOUNDS, MISALIGNED, RACE, BARRIER, INDEX, TRAP, SIGNAL, TIMEOUT, INTERRUPTED,
-    NO_MEMORY
+    NO_MEMORY, UNWRITTEN, LANE, MASK, SPIN
 };
+
+// How far apart the threads of a race are.
+enum Scope : int32_t { BLOCKS, WARPS, WITHIN_WARP };
+// Why a lane has no value to give.
+enum Missing : int32_t { NOT_IN_MASK, ENDED, NO_THREAD };
 
 struct Failure {
     int32_t kind;
@@ -43,8 +49,13 @@ struct Failure {
     int32_t thread, other_thread;  // flat index within the block; -1: none
     uint32_t block[3];
     uint64_t address;
-    int64_t detail;             // bytes of the access; the index that was out of bounds; the signal
-    int32_t write, other_write;
+    // Bytes of the access; the index that was out of bounds; the signal; the lane or mask; of a spin,
+    // how many blocks are still to run.
+    int64_t detail;
+    int32_t write, other_write;  // of a warp operation: which; of a lane: which Missing
+    uint32_t other_block[3];
+    int32_t scope;       // of a race
+    int32_t same_value;  // 1: both threads of a race write the same
     const char* text;           // of a trap, or the file of an index
 };
 

@@ -7,6 +7,7 @@
 #include "counters.h"
 #include "fibers.h"
 #include "races.h"
+#include "spins.h"
 
 // The region that an address outside of all is nearest to, to name it in the message.
 static int nearest_region(uint64_t address) {
@@ -63,8 +64,11 @@ static __attribute__((noinline)) uint16_t first_access(uint64_t address, int byt
     return new_site(pc, kind, bytes, i);
 }
 
+// `strength` is 0 for a plain access, or a flag of races.h; `reads`: also where it writes.
 static __attribute__((always_inline)) inline void record(uint64_t address, int bytes, bool write,
-                                                         bool atomic, uint64_t pc) {
+                                                         uint16_t strength, bool reads,
+                                                         uint64_t pc) {
+    bool atomic = strength == ATOMIC;
     uint16_t index = state.site_of[pc - state.text_base];
     while (__builtin_expect(address - state.sites[index].base > state.sites[index].limit, 0)) {
         index = index == NO_SITE ? first_access(address, bytes, write, atomic, pc)
@@ -74,39 +78,54 @@ static __attribute__((always_inline)) inline void record(uint64_t address, int b
     Site& site = state.sites[index];
     if (__builtin_expect(address & (bytes - 1), 0))
         fail_access(MISALIGNED, site.counts.region + 1, address, bytes, write, pc);
-    check_race(site, address, bytes, write, atomic, pc);
+    check_race(site, address, bytes, write, strength, reads, pc);
+    if (strength) exchange_orders(address, bytes, is_shared(site), reads, write);
     // Shared memory is counted from the start of its array, so that bank 0 is where it begins.
-    uint64_t origin = site.counts.kind == SHARED_LOAD || site.counts.kind == SHARED_STORE ||
-                              site.counts.kind == SHARED_ATOMIC
-                          ? site.base
-                          : 0;
+    uint64_t origin = is_shared(site) ? site.base : 0;
     record_access(site, (address - origin) >> 2);
+}
+
+// Not inlined, as nothing of theirs may lie on the stack that spins.h compares.
+static __attribute__((noinline)) void record_volatile(uint64_t address, int bytes, bool write,
+                                                      uint64_t pc) {
+    record(address, bytes, write, VOLATILE, !write, pc);
+}
+
+static __attribute__((noinline)) void record_atomic(uint64_t address, int bytes, bool reads,
+                                                    uint64_t pc) {
+    record(address, bytes, true, ATOMIC, reads, pc);
 }
 
 static void record_range(uint64_t address, uint64_t bytes, bool write, uint64_t pc) {
     // A structure without a size of its own on the GPU is moved in pieces of its alignment.
     uint64_t piece = (address | bytes) & 7 ? ((address | bytes) & 3 ? 1 : 4) : 8;
     for (uint64_t i = 0; i < bytes; i += piece)
-        record(address + i, static_cast<int>(piece), write, false, pc);
+        record(address + i, static_cast<int>(piece), write, 0, !write, pc);
 }
 
 #define RETURN_ADDRESS reinterpret_cast<uint64_t>(__builtin_return_address(0))
-#define HOOK(name, bytes, write)                                                         \
-    extern "C" void __tsan_##name(void* address) {                                       \
-        record(reinterpret_cast<uint64_t>(address), bytes, write, false, RETURN_ADDRESS); \
+#define HOOK(name, bytes, write)                                                             \
+    extern "C" void __tsan_##name(void* address) {                                           \
+        record(reinterpret_cast<uint64_t>(address), bytes, write, 0, !(write), RETURN_ADDRESS); \
     }
-#define HOOKS(prefix)                                                         \
+#define VOLATILE_HOOK(name, bytes, write)                                                    \
+    extern "C" void __tsan_##name(void* address) {                                           \
+        uint64_t pc = RETURN_ADDRESS;                                                        \
+        if (!(write) && (bytes) <= 8) watch_poll(reinterpret_cast<uint64_t>(address), bytes, pc); \
+        record_volatile(reinterpret_cast<uint64_t>(address), bytes, write, pc);              \
+    }
+#define HOOKS(HOOK, prefix)                                                   \
     HOOK(prefix##read2, 2, false) HOOK(prefix##read4, 4, false)               \
     HOOK(prefix##read8, 8, false) HOOK(prefix##read16, 16, false)             \
     HOOK(prefix##write2, 2, true) HOOK(prefix##write4, 4, true)               \
     HOOK(prefix##write8, 8, true) HOOK(prefix##write16, 16, true)
 HOOK(read1, 1, false)
 HOOK(write1, 1, true)
-HOOKS()
-HOOKS(unaligned_)
-HOOKS(volatile_)
-HOOK(volatile_read1, 1, false)
-HOOK(volatile_write1, 1, true)
+HOOKS(HOOK, )
+HOOKS(HOOK, unaligned_)
+HOOKS(VOLATILE_HOOK, volatile_)
+VOLATILE_HOOK(volatile_read1, 1, false)
+VOLATILE_HOOK(volatile_write1, 1, true)
 
 extern "C" {
 void __tsan_read_range(void* address, uint64_t bytes) {

@@ -16,7 +16,7 @@ static void run_warp(int warp) {
     for (int round = 0; round < MAX_ROUNDS;) {
         bool ready = false;
         for (int i = first; i < last; i++) {
-            if (state.threads[i].status != READY) continue;
+            if (state.threads[i].status != READY || is_spinning(state.threads[i])) continue;
             resume(i);
             ready |= state.threads[i].status == READY;
         }
@@ -40,7 +40,11 @@ static void start_block() {
         thread.y = index / block[0] % block[1];
         thread.z = index / block[0] / block[1];
     }
-    state.barrier_time = ++state.time;
+    state.block_start = state.barrier_time = ++state.time;
+    if (state.launch->counting) {
+        block_starts.push_back(state.block_start);
+        begin_block_s_orders();
+    }
     // Shared memory holds anything when a block begins: here numbers that show (NaN, -1).
     for (int i = 1; i < state.num_regions; i++)
         if (state.regions[i].shared)
@@ -75,6 +79,7 @@ static void pass_barrier() {
         }
         if (thread.status == AT_BARRIER && waiting == nullptr) waiting = &thread;
     }
+    confirm_unwritten();
     uint64_t votes = 0;
     for (int i = 0; i < state.num_threads; i++) {
         const Thread& thread = state.threads[i];
@@ -89,6 +94,8 @@ static void pass_barrier() {
         thread.value = thread.operation == AND ? all : thread.operation == OR ? votes != 0 : votes;
         thread.status = READY;
     }
+    share_knowledge(0, state.num_threads);
+    learned = false;
     state.barrier_time = ++state.time;
 }
 
@@ -97,14 +104,16 @@ static void run_block() {
     start_block();
     for (;;) {
         bool ready = false, waiting = false;
+        state.pass++;
         for (int warp = 0; warp * LANES < state.num_threads; warp++) run_warp(warp);
         for (int i = 0; i < state.num_threads; i++) {
             ready |= state.threads[i].status == READY;
             waiting |= state.threads[i].status != DONE;
         }
-        if (!waiting) return;
+        if (!waiting) return confirm_unwritten();
         check_clock(-1);
-        if (!ready) pass_barrier();
+        if (ready) check_spins();
+        else pass_barrier();
     }
 }
 
@@ -142,6 +151,11 @@ static bool prepare(const Launch* launch, Failure* failure) {
     *failure = {};
     failure->region = failure->thread = failure->other_thread = -1;
     state.current = nullptr;
+    state.time = 0;
+    memset(state.warps, 0, sizeof state.warps);
+    state.pass = 1;
+    clear_orders();
+    clear_findings();
     state.interrupted = 0;
     state.owner = pthread_self();
     state.deadline_s = now_s() + launch->timeout_s;
@@ -164,8 +178,18 @@ static void release() {
         allocation = nullptr;
     }
     memset(state.shadows, 0, sizeof state.shadows);
+    clear_orders();
     release_stacks();
     fflush(stdout);
+}
+
+// What went wrong may follow from what was found just before it.
+static void name_the_cause() {
+    Failure& failure = *state.failure;
+    if (failure.kind == INTERRUPTED || failure.kind == NO_MEMORY || failure.kind == RACE) return;
+    if (state.unsettled) settle();
+    else if (!state.launch->listing && failure.kind != TIMEOUT && failure.thread >= 0)
+        confirm_unwritten(failure.thread);
 }
 
 extern "C" __attribute__((visibility("default"))) int emulator_launch(const Launch* launch,
@@ -183,6 +207,7 @@ extern "C" __attribute__((visibility("default"))) int emulator_launch(const Laun
             for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
                 for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
     }
+    if (failure->kind != NO_FAILURE) name_the_cause();
     restore_signals();
     // Ctrl-C that came when no tick was left to see it.
     if (state.interrupted && failure->kind == NO_FAILURE) failure->kind = INTERRUPTED;
@@ -206,4 +231,11 @@ extern "C" __attribute__((visibility("default"))) void emulator_places(uint64_t*
 extern "C" __attribute__((visibility("default"))) int emulator_counts(Counts* counts, int capacity) {
     for (int i = 1; i <= state.num_sites && i <= capacity; i++) counts[i - 1] = state.sites[i].counts;
     return state.num_sites;
+}
+
+// Copies what was found and did not end the launch; gives how much there is.
+extern "C" __attribute__((visibility("default"))) int emulator_findings(Failure* copies, int capacity) {
+    int number = std::min(capacity, static_cast<int>(findings.size()));
+    for (int i = 0; i < number; i++) copies[i] = findings[i];
+    return number;
 }

@@ -31,12 +31,14 @@ struct Step {
 };
 
 // Who accessed a word of memory last: 4 bytes, or 1 where elements are smaller. Times are counts of
-// synchronisations.
+// synchronisations, and go on from block to block, so that a time says which block it was in.
 struct Shadow {
     uint32_t write_time, read_time, other_time;
-    uint16_t writer, write_site;
-    uint16_t reader, read_site, other_reader, other_site;  // two threads that read it
-    uint8_t write_mask, read_mask, other_mask;  // of the 4 bytes
+    uint32_t known_time;         // when anything was last stored: its bytes are known since then
+    uint16_t writer, write_site;  // by a plain store
+    // Two accesses that were no plain store: by whom, with the flags of races.h.
+    uint16_t reader, read_site, other_reader, other_site;
+    uint8_t write_mask, read_mask, other_mask, known_mask;  // of the 4 bytes
 };
 
 // An instruction that accesses memory, or the start of a basic block.
@@ -50,6 +52,13 @@ struct Site {
     uint32_t used, capacity;
     uint16_t next;      // the same instruction in another region
     uint32_t count[LANES];
+};
+
+// An atomic operation or volatile load that a thread may repeat.
+struct Poll {
+    uint64_t address, pc, value, hash;
+    uint32_t attempts;
+    int bytes;
 };
 
 enum Status : uint8_t { READY, AT_BARRIER, AT_WARP, DONE };
@@ -67,7 +76,16 @@ struct Thread {
     uint16_t step_site;   // the basic block it is in
     uint32_t step_index;
     uint32_t seen[LANES];  // it sees what each lane of its warp did before that time
+    int32_t seen_copy;     // of `seen`, for orders.h; STALE_COPY: to be made; 0: it is all zeros
+    uint32_t fence, device_fence;  // its last ones, numbered from 1
+    uint32_t knowledge;    // of what other threads released
+    Poll poll;
+    uint32_t polls, poll_pass;  // in that pass
+    uint32_t spun;         // pass in which it was last seen to spin: spins.h
+    bool spun_before;      // and in the one before
 };
+
+constexpr int32_t STALE_COPY = -1;
 
 struct Warp {
     uint32_t sync_time;  // of the last operation among all its lanes
@@ -88,7 +106,9 @@ static struct State {
     Thread* current;     // nullptr while the scheduler runs
     int current_index, lane, warp;
     int budget;          // basic blocks left of the current turn
-    uint32_t time, barrier_time;
+    uint32_t time, barrier_time, block_start;
+    uint32_t pass;       // over all warps of a block
+    bool unsettled;      // a store that races has not happened yet: races.h
     void* scheduler;
     sigjmp_buf escape;
     pthread_t owner;
