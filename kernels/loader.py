@@ -73,6 +73,7 @@ def load(
 
     Raises:
         FileNotFoundError: no such file.
+        ValueError: no kernel can be had: every one is a template that lacks a parameter.
         CompileError: there is no compiler, or it refuses every kernel of the file; of one among
             several it is raised when that kernel is asked for.
     """
@@ -99,6 +100,8 @@ def load(
             expressions[signature.name] = signature.expression(values)
         except ValueError as error:
             refused[signature.name] = str(error)
+    if not expressions:
+        raise ValueError(next(iter(refused.values())))
     library: Library
     if device == "cuda":
         from kernels.nvcc import CudaLibrary

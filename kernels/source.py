@@ -51,6 +51,7 @@ _SPELLINGS = {
     "uint16_t": "unsigned short",
 }
 
+_TYPE_WORDS = set("int long short char unsigned signed float double bool const void".split())
 _ATTRIBUTE = re.compile(r"\b(?:__launch_bounds__|__align__|alignas|__attribute__)\s*\(")
 _SHARED = re.compile(r"__shared__\s+([\w\s:]+?)\s*\b(\w+)\s*\[")
 _DYNAMIC = re.compile(r"\b(?:extern\s+__shared__|__shared__\s+extern)\s+([\w\s:<>]+?)\s*\b(\w+)\s*\[\s*\]")
@@ -137,6 +138,12 @@ class Source:
     """Variables of the file itself, `__constant__` and `__device__`, with their namespaces."""
 
     @property
+    def missing_headers(self) -> tuple[str, ...]:
+        """Those of the project's own that were not found."""
+        found = (_INCLUDE.match(p.text) for p in self.pieces if p.kind == "directive")
+        return tuple(match[2] for match in found if match and match[1] == '"')
+
+    @property
     def display_name(self) -> str:
         """The file's name, for messages."""
         return self.path.name if self.path else "source.cu"
@@ -164,8 +171,8 @@ class _Reader:
     def pieces(self, path: Path | None, text: str) -> Iterator[Piece]:
         for piece in items_of(path, blank_comments(text), self.macros):
             found = _INCLUDE.match(piece.text) if piece.kind == "directive" else None
-            beside = (path.parent / found[2]).resolve() if path and found else None
-            if beside is None or not beside.is_file():
+            beside = _beside(path, found[2]) if path and found and found[1] == '"' else None
+            if beside is None:
                 yield piece
             elif beside not in self.seen:
                 self.seen.add(beside)
@@ -225,6 +232,15 @@ def _find(name: str | Path) -> Path:
     )
 
 
+def _beside(path: Path, name: str) -> Path | None:
+    """The file that `#include "name"` means: beside this one, or in a project's folder above it."""
+    for folder in path.parents[:6]:
+        for candidate in (folder / name, folder / "include" / name):
+            if candidate.is_file():
+                return candidate.resolve()
+    return None
+
+
 def _signature(piece: Piece) -> KernelSignature:
     template, _, parameters = piece.head()
     parts = [part for part in split_arguments(parameters) if part.strip() != "void"]
@@ -249,7 +265,7 @@ def _parameter(text: str, number: int) -> Parameter:
         r"(.+?)\s*([*&\s]*)(?:\bconst\s+)?(?<!\w)(\w+)\s*((?:\[[^\]]*\]\s*)*)", stripped.strip()
     )
     name, kind, stars = (match[3], match[1], match[2] + match[4]) if match else ("", stripped, "")
-    if not match or kind in ("const", "unsigned", "signed", "struct", "typename"):  # no name
+    if not match or name in _TYPE_WORDS:  # no name
         name, kind = f"argument_{number + 1}", stripped.replace("*", "").strip()
         stars = "*" if "*" in stripped else ""
     words = re.split(r"\s+", kind.replace("*", " * "))

@@ -80,10 +80,12 @@ def compile_for_cpu(
         flags += ["-fno-extern-tls-init", *(_COUNTED_GCC if counted else ())]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
     headers = "".join(path.read_text() for path in sorted(_INCLUDE.rglob("*.h")))
+    # What is refused is kept with its reasons, which are these modules' words.
+    reasons = "".join((_HERE / name).read_text() for name in ("unit.py", "refusals.py"))
     unit = Unit(source, expressions)
     parts = [
         *(str(source.path), source.text, source.included_text(), unit.text()),
-        *(headers, str(runtime), version, *flags),
+        *(headers, reasons, str(runtime), version, *flags),
     ]
 
     def compile_into(folder: Path) -> None:

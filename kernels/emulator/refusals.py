@@ -24,6 +24,7 @@ TEXT_NAME = "/emulator-build/source.cu"
 ENTRIES = "/emulator-build/entries"
 """And the loader's own lines, one for each kernel and variable."""
 
+_INCLUDE = Path(__file__).parent / "include"
 # Most telling first.
 _FEATURES = (
     (r"\basm\b", "inline PTX (asm)"),
@@ -96,7 +97,7 @@ def first_reason(
         defines = re.search(rf"\b{re.escape(refusal.missing)}\b", piece.text.partition("{")[0] or piece.text)
         if refusal.missing and depth and other is not refusal and defines:
             return first_reason(name, refusals, other, depth - 1)
-    return refusal.reason
+    return refusal.reason.replace("{name}", name)
 
 
 def _errors(text: str, source: Source) -> Iterator[tuple[str, int, str]]:
@@ -143,7 +144,9 @@ def _refusal(
     unknown = _UNKNOWN.search(message)
     missing = (unknown[1] or unknown[2] or "") if unknown else ""
     if piece is None:
-        return Refusal(None, entry, f"g++ did not accept it: {message}", missing)
+        overloaded = "overload" in message or "no matches converting" in message
+        reason = "kernel {name} is overloaded" if overloaded else f"g++ did not accept it: {message}"
+        return Refusal(None, entry, reason, missing)
     place = _place(source, piece.path, line)
     text = _line(source, piece.path, line)
     if "emulator does not have" in message:
@@ -153,7 +156,12 @@ def _refusal(
             return Refusal(piece, 0, f"the emulator does not have {feature}: {place}", missing)
     if missing and _LOOKS_LIKE_CUDA.fullmatch(missing):
         return Refusal(piece, 0, f"the emulator does not have {missing}: {place}", missing)
-    return Refusal(piece, 0, f"g++ did not accept {place}: {message}", missing)
+    reason = f"g++ did not accept {place}: {message}"
+    ours = {path.name for path in _INCLUDE.rglob("*.h")}
+    absent = [name for name in source.missing_headers if Path(name).name not in ours]
+    if missing and absent:
+        reason += f" (it includes files that are not there: {', '.join(absent[:3])})"
+    return Refusal(piece, 0, reason, missing)
 
 
 def _place(source: Source, path: Path | None, line: int) -> str:

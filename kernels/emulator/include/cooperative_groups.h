@@ -103,6 +103,8 @@ class thread_block_tile : public warp_group {
    public:
     thread_block_tile()
         : warp_group(emulated::mask_of(emulated::lane() / Size * Size, Size)) {}
+    template <class Other>
+    thread_block_tile(const thread_block_tile<Size, Other>&) : thread_block_tile() {}
     static constexpr unsigned size() { return Size; }
     static constexpr unsigned num_threads() { return Size; }
     unsigned thread_rank() const { return emulated::lane() % Size; }
@@ -115,6 +117,15 @@ class coalesced_group : public warp_group {
     explicit coalesced_group(unsigned mask) : warp_group(mask) {}
 };
 inline coalesced_group coalesced_threads(EMULATOR_LINE) { return coalesced_group(__activemask(line)); }
+
+// The lanes of a group that have the same label.
+template <class Label>
+coalesced_group labeled_partition(const thread_group& group, Label label, EMULATOR_LINE) {
+    return coalesced_group(__match_any_sync(group.lanes(), label, line));
+}
+inline coalesced_group binary_partition(const thread_group& group, bool label, EMULATOR_LINE) {
+    return labeled_partition(group, label, line);
+}
 
 template <unsigned Size, class Parent>
 thread_block_tile<Size, Parent> tiled_partition(const Parent&) { return {}; }

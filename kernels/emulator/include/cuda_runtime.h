@@ -77,3 +77,4 @@ constexpr int warpSize = 32;
 
 #include "device_functions.h"
 #include "math_functions.h"
+#include "assert.h"
