@@ -175,7 +175,7 @@ def _kind(item: str, macros: dict[str, bool]) -> str:
     words = set(re.findall(r"\w+", head))
     if _NAMESPACE.match(item) or item == "}":
         return "brace"
-    template, plain = _without_template(_EXTERN_C.sub("", head).strip())
+    plain = _without_template(_EXTERN_C.sub("", head))[1].strip()
     if "__global__" in words or any(macros.get(word) for word in words):
         specialised = re.match(r"\s*template\s*<\s*>", head)
         if plain.startswith("template"):  # of an instance, which the loader makes itself

@@ -159,7 +159,7 @@ def _refusal(
     reason = f"g++ did not accept {place}: {message}"
     ours = {path.name for path in _INCLUDE.rglob("*.h")}
     absent = [name for name in source.missing_headers if Path(name).name not in ours]
-    if missing and absent:
+    if (missing or "no arguments to" in message) and absent:
         reason += f" (it includes files that are not there: {', '.join(absent[:3])})"
     return Refusal(piece, 0, reason, missing)
 

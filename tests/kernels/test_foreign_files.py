@@ -400,6 +400,7 @@ def test_a_file_and_what_it_includes_are_cut_into_pieces(tmp_path: Path) -> None
         "enum class Kind { A, B };\n"
         "#if 0\n__global__ void off(int n) {}\n#else\n"
         "GPU Pair operator+(Pair a, Pair b) { return {a.x + b.x, a.y + b.y}; }\n#endif\n"
+        "template <typename T>\nstruct Box { T t; };\n"
         "template <> __global__ void special<int>(int* x) {}\n"
         "template __global__ void special<float>(float*);\n"
         "constexpr int twice(int n) { return 2 * n; }\n"
@@ -418,7 +419,8 @@ def test_a_file_and_what_it_includes_are_cut_into_pieces(tmp_path: Path) -> None
         ("type", 3, "typedef struct __align__"),
         ("type", 4, "enum class Kind { A, B };"),
         ("device", 8, "GPU Pair operator+"),
-        ("device", 10, "template <> __global__ void special<int>"),
-        ("device", 12, "constexpr int twice"),
+        ("type", 10, "template <typename T>\nstruct Box { T t; };"),
+        ("device", 12, "template <> __global__ void special<int>"),
+        ("device", 14, "constexpr int twice"),
     ]
     assert "operator" not in source.included_text() and "inner" in source.included_text()
