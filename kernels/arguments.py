@@ -241,7 +241,9 @@ def _default(parameter: Parameter, signature: KernelSignature) -> object:
     if text in ("true", "false"):
         return text == "true"
     try:
-        number = float(text.rstrip("fF")) if "x" not in text else float(int(text.rstrip("uUlL"), 16))
+        number = (
+            float(text.rstrip("fF")) if "x" not in text else float(int(text.rstrip("uUlL"), 16))
+        )
         return number if parameter.type in ("float", "double", "half", "bfloat16") else int(number)
     except ValueError:
         raise TypeError(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.source import KernelSignature, Parameter, Source
+from kernels.source import KernelSignature, Source
 
 __all__ = ["DESCRIBE", "Variable", "described_variable", "entries", "resolved"]
 
@@ -60,7 +60,8 @@ def entries(source: Source, expressions: Mapping[str, str], attributes: str) -> 
 
 def resolved(library: ctypes.CDLL, signature: KernelSignature) -> KernelSignature:
     """With the types that the compiler gave its parameters."""
-    found = _call(library, f"kernels_describe_{signature.name}")
+    array = _call(library, f"kernels_describe_{signature.name}")
+    found = [array[i] for i in range(len(signature.parameters))]
     parameters = tuple(
         replace(
             parameter,
@@ -69,7 +70,7 @@ def resolved(library: ctypes.CDLL, signature: KernelSignature) -> KernelSignatur
             const=bool(entry.constant) and bool(entry.points),
             size_bytes=entry.size,
         )
-        for parameter, entry in zip(signature.parameters, found, strict=False)
+        for parameter, entry in zip(signature.parameters, found, strict=True)
     )
     return replace(signature, parameters=parameters)
 
@@ -80,7 +81,7 @@ def described_variable(library: ctypes.CDLL, source: Source, name: str) -> Varia
     return Variable(entry.type.decode(), entry.size)
 
 
-def _call(library: ctypes.CDLL, function: str) -> "ctypes._Pointer[_Described]":
+def _call(library: ctypes.CDLL, function: str) -> ctypes._Pointer[_Described]:
     describe = getattr(library, function)
     describe.restype = ctypes.POINTER(_Described)
     return describe()  # type: ignore[no-any-return]

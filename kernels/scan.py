@@ -3,8 +3,8 @@
     for piece in items_of(path, blank_comments(text), set()):
         piece.kind, piece.name, piece.first_line, piece.text
 
-Knows as little of C++ as it needs to tell kernels and `__device__` code from host code. A file whose
-braces do not match (two heads of one body under `#if` and `#else`) is one piece from there on.
+Knows as little of C++ as it needs to tell kernels and `__device__` code from host code. A file
+whose braces do not match (two heads of one body under `#if` and `#else`) is one piece from there.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _is_function(head: str) -> bool:
     if _TYPE.match(plain):
         return plain.endswith(")") and not re.match(r"typedef|\w+\s+(?:__align__|alignas)", plain)
     outside = re.sub(r"\([^()]*\)", "", re.sub(r"operator\W+", "operator", plain))
-    return "(" in plain and "=" not in outside or not plain
+    return ("(" in plain and "=" not in outside) or not plain
 
 
 def _kind(item: str, macros: dict[str, bool]) -> str:

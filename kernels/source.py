@@ -51,10 +51,15 @@ _SPELLINGS = {
     "uint16_t": "unsigned short",
 }
 
-_TYPE_WORDS = set("int long short char unsigned signed float double bool const void".split())
+_TYPE_WORDS = (
+    *("int", "long", "short", "char", "unsigned", "signed"),
+    *("float", "double", "bool", "const", "void"),
+)
 _ATTRIBUTE = re.compile(r"\b(?:__launch_bounds__|__align__|alignas|__attribute__)\s*\(")
 _SHARED = re.compile(r"__shared__\s+([\w\s:]+?)\s*\b(\w+)\s*\[")
-_DYNAMIC = re.compile(r"\b(?:extern\s+__shared__|__shared__\s+extern)\s+([\w\s:<>]+?)\s*\b(\w+)\s*\[\s*\]")
+_DYNAMIC = re.compile(
+    r"\b(?:extern\s+__shared__|__shared__\s+extern)\s+([\w\s:<>]+?)\s*\b(\w+)\s*\[\s*\]"
+)
 _INCLUDE = re.compile(r"\s*#\s*include\s*([\"<])([^\">]+)[\">]")
 _VARIABLE = re.compile(r"(\w+)\s*(?:\[|=|\{|;|,)")
 
@@ -102,8 +107,9 @@ class KernelSignature:
         given = [values.get(name) for name, _ in self.template]
         needed = [name for name, has_default in self.template if not has_default]
         if missing := [name for name in needed if name not in values]:
+            names = ", ".join(name for name, _ in self.template)
             raise ValueError(
-                f"kernel {self.name} is a template of {', '.join(name for name, _ in self.template)}"
+                f"kernel {self.name} is a template of {names}"
                 f": load(..., instantiate={{{', '.join(f'{name!r}: ...' for name in missing)}}})"
             )
         while given and given[-1] is None:
@@ -203,8 +209,12 @@ def read_source(name: str | Path | None, source: str | None) -> Source:
     if not kernels:
         where = path.name if path else "the source"
         raise ValueError(f"no kernel in {where}: expected __global__ void name(...) {{ ... }}")
-    dynamic = tuple((_type(t), n) for piece in code for t, n in _DYNAMIC.findall(without_attributes(piece.text)))
-    shared = {n: _type(t) for piece in code for t, n in _SHARED.findall(without_attributes(piece.text))}
+    dynamic = tuple(
+        (_type(t), n) for piece in code for t, n in _DYNAMIC.findall(without_attributes(piece.text))
+    )
+    shared = {
+        n: _type(t) for piece in code for t, n in _SHARED.findall(without_attributes(piece.text))
+    }
     return Source(
         path=path,
         text=text,
@@ -296,7 +306,10 @@ def without_attributes(text: str) -> str:
 
 def _symbols(pieces: tuple[Piece, ...]) -> Iterator[str]:
     for piece in pieces:
-        if piece.kind != "device" or "(" in without_attributes(piece.text).partition("=")[0].partition("{")[0]:
+        if (
+            piece.kind != "device"
+            or "(" in without_attributes(piece.text).partition("=")[0].partition("{")[0]
+        ):
             continue
         if "__shared__" in piece.text or "extern" in piece.text or "constexpr" in piece.text:
             continue

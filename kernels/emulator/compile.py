@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -117,7 +118,9 @@ def _compile_and_link(compiler: list[str], runtime: Path, folder: Path) -> str:
         [*compiler, f"-I{_INCLUDE}", mapping, "-w", "-c", unit, "-o", made],
         [compiler[0], *link, made, str(runtime)],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        # Messages in English, with plain quotes, whatever the user's language is.
+        words = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=words)
         if done.returncode != 0:
             return done.stderr or done.stdout or "no reason was given"
     return ""

@@ -143,7 +143,7 @@ class EmulatedLibrary:
         return symbol[2:] if symbol.startswith("_Z") else f"{len(symbol)}{symbol}"
 
     def variable(self, name: str) -> torch.Tensor:
-        """A `__constant__` or `__device__` variable as a tensor of one dimension, in its own memory."""
+        """A `__constant__` or `__device__` variable, as a tensor in its own memory."""
         found = described_variable(self._library, self._source, name)
         place = getattr(self._library, f"emulator_variable_{self._source.symbols.index(name)}")
         place.restype = ctypes.c_void_p
@@ -225,7 +225,7 @@ class EmulatedLibrary:
                     parameter.name, start, tensor.nbytes, False, overlaps, tensor.element_size()
                 )
             )
-            # A view may be a pointer into the middle of its storage (a halo): legal, looked up last.
+            # A view may point into the middle of its storage (a halo): legal, looked up last.
             begin, stop = _storage(tensor)
             if stop - begin > tensor.nbytes and begin not in [r.base for r in storages]:
                 overlaps = any(begin < other_end and other < stop for other, other_end in written)

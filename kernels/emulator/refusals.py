@@ -30,7 +30,10 @@ _FEATURES = (
     (r"\basm\b", "inline PTX (asm)"),
     (r"<<<", "kernels that launch kernels"),
     (r"\b(?:nv)?cuda::wmma\b|\bwmma::|\bmma_sync\b|nvcuda", "tensor cores (wmma)"),
-    (r"\bcp_async|__pipeline_|\bmemcpy_async\b|cuda::pipeline|cuda::barrier", "asynchronous copies"),
+    (
+        r"\bcp_async|__pipeline_|\bmemcpy_async\b|cuda::pipeline|cuda::barrier",
+        "asynchronous copies",
+    ),
     (r"__nv_fp8|__nv_fp4|cuda_fp8", "numbers of 8 or 4 bits (fp8, fp4)"),
     (r"\btex[123]D|\btexture\s*<|cudaTextureObject_t|\bsurf[123]D|cudaSurfaceObject_t", "textures"),
     (r"\bcluster_group|this_cluster|__cluster_dims__", "clusters"),
@@ -41,13 +44,16 @@ _FEATURES = (
     (r"\b(?:at|c10|torch)::", "PyTorch's C++ headers"),
     (r"\bcuda::", "libcu++ (cuda::)"),
     (r"\b(?:cu)?(?:Float|Double)?[cC]omplex\b|\bcuC(?:add|mul|div|abs)", "complex numbers"),
-    (r"\bcuda(?:Malloc|Free|Memcpy|DeviceSynchronize|Get|Stream|Event)\w*", "the host's CUDA functions"),
+    (
+        r"\bcuda(?:Malloc|Free|Memcpy|DeviceSynchronize|Get|Stream|Event)\w*",
+        "the host's CUDA functions",
+    ),
     (r"\bcoalesced_threads|grid_group|this_grid", "this part of cooperative groups"),
 )
 _LOCATION = re.compile(r"(?:.*?ld: )?(?:\S+: in function .*?:\s*)?([^:\n]+):(\d+):(?:\d+:)?\s*(.*)")
 _UNKNOWN = re.compile(
-    r"[‘'`]([\w:~]+)[’'][^‘'`]*?(?:not declared|not been declared|not name a type|not a member)"
-    r"|undefined reference to [‘'`]([\w:~]+)"
+    r"'([\w:~]+)'[^'`]*?(?:not declared|not been declared|not name a type|not a member)"
+    r"|undefined reference to [`']([\w:~]+)"
 )
 _LOOKS_LIKE_CUDA = re.compile(r"__\w+|cuda\w+|\w*_sync|cg::\w+|atomic\w+|make_\w+\d")
 
@@ -73,7 +79,11 @@ def absent_features(source: Source) -> Iterator[Refusal]:
         for pattern, feature in _FEATURES[:2]:
             if found := re.search(pattern, piece.text):
                 line = piece.first_line + piece.text.count("\n", 0, found.start())
-                yield Refusal(piece, 0, f"the emulator does not have {feature}: " + _place(source, piece.path, line))
+                yield Refusal(
+                    piece,
+                    0,
+                    f"the emulator does not have {feature}: " + _place(source, piece.path, line),
+                )
                 break
 
 
@@ -94,7 +104,9 @@ def first_reason(
 ) -> str:
     """The reason, or that of the piece whose absence it complains of."""
     for piece, other in refusals.items():
-        defines = re.search(rf"\b{re.escape(refusal.missing)}\b", piece.text.partition("{")[0] or piece.text)
+        defines = re.search(
+            rf"\b{re.escape(refusal.missing)}\b", piece.text.partition("{")[0] or piece.text
+        )
         if refusal.missing and depth and other is not refusal and defines:
             return first_reason(name, refusals, other, depth - 1)
     return refusal.reason.replace("{name}", name)
@@ -138,14 +150,14 @@ def _pieces_at(source: Source, name: str, line: int) -> list[Piece]:
     return at
 
 
-def _refusal(
-    source: Source, piece: Piece | None, entry: int, line: int, message: str
-) -> Refusal:
+def _refusal(source: Source, piece: Piece | None, entry: int, line: int, message: str) -> Refusal:
     unknown = _UNKNOWN.search(message)
     missing = (unknown[1] or unknown[2] or "") if unknown else ""
     if piece is None:
         overloaded = "overload" in message or "no matches converting" in message
-        reason = "kernel {name} is overloaded" if overloaded else f"g++ did not accept it: {message}"
+        reason = (
+            "kernel {name} is overloaded" if overloaded else f"g++ did not accept it: {message}"
+        )
         return Refusal(None, entry, reason, missing)
     place = _place(source, piece.path, line)
     text = _line(source, piece.path, line)

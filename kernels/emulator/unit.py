@@ -28,8 +28,9 @@ __all__ = ["Unit"]
 _INCLUDE_FOLDER = Path(__file__).parent / "include"
 _INCLUDE = re.compile(r"\s*#\s*include\s*[\"<]([^\">]+)[\">]")
 # For the host alone, and slow to compile.
-_HOST_HEADERS = set(
-    "iostream fstream sstream iomanip random chrono thread mutex future filesystem regex".split()
+_HOST_HEADERS = (
+    *("iostream", "fstream", "sstream", "iomanip", "random", "chrono"),
+    *("thread", "mutex", "future", "filesystem", "regex"),
 )
 _DYNAMIC = re.compile(
     r"\b(?:extern\s+(?:volatile\s+)?__shared__|__shared__\s+extern)\s+([^;{}]+?)\b(\w+)\s*\[\s*\]\s*;"
@@ -62,7 +63,10 @@ class Unit:
             for piece in self._source.pieces
             if piece not in self._refusals
         ]
-        arena = "alignas(128) thread_local unsigned char emulator_dynamic_shared[EMULATOR_DYNAMIC_BYTES];"
+        arena = (
+            "alignas(128) thread_local unsigned char "
+            "emulator_dynamic_shared[EMULATOR_DYNAMIC_BYTES];"
+        )
         head = ['#include "describe.h"', '#include "call.h"', arena]
         tail = [
             f'# {number} "{ENTRIES}"\n{line}'

@@ -1,4 +1,4 @@
-"""Files as they stand on the web: host code, templates, namespaces, typedefs, what CUDA's headers have.
+"""Files as they stand on the web: host code, templates, namespaces, typedefs, CUDA's headers.
 
 Three files, each compiled once; every kernel is compared with torch.
 """
@@ -43,8 +43,8 @@ template <typename T> __device__ T twice(T x) { return x + x; }
 void launch_all(float* d);
 
 /* __global__ void commented(int n) {} */
-__global__ void squares(const real *__restrict__ a, real *const __restrict__ c, size_t n, unsigned skip,
-                        long add, real factor = 2.0f) {
+__global__ void squares(const real *__restrict__ a, real *const __restrict__ c, size_t n,
+                        unsigned skip, long add, real factor = 2.0f) {
     index_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n || i < min(1, skip)) return;
     c[i] = factor * square(a[i]) + add;
@@ -85,9 +85,10 @@ __global__ void affine(float* c, Affine by, float4 shift, int n = 4) {
 
 __global__ void bits(const int* a, int* c) {
     int i = threadIdx.x, x = a[i];
-    c[8 * i] = __popc(x); c[8 * i + 1] = __clz(x); c[8 * i + 2] = __brev(x); c[8 * i + 3] = __ffs(x);
-    c[8 * i + 4] = max(x, 7u); c[8 * i + 5] = __mulhi(x, 1 << 16);
-    c[8 * i + 6] = __byte_perm(x, 0, 0x0123); c[8 * i + 7] = __float2int_rn(abs(__int2float_rn(x)) / 2.0f);
+    c[8 * i] = __popc(x); c[8 * i + 1] = __clz(x); c[8 * i + 2] = __brev(x);
+    c[8 * i + 3] = __ffs(x); c[8 * i + 4] = max(x, 7u); c[8 * i + 5] = __mulhi(x, 1 << 16);
+    c[8 * i + 6] = __byte_perm(x, 0, 0x0123);
+    c[8 * i + 7] = __float2int_rn(abs(__int2float_rn(x)) / 2.0f);
 }
 
 int main(int argc, char** argv) {
@@ -127,7 +128,9 @@ def test_scalars_of_all_spellings_defaults_and_device_variables(page: Module) ->
     assert page.variable("calls").tolist() == [1]
     page.squares[4, 32](a, c, 100, 0, 1, 3.0)
     torch.testing.assert_close(c, 3 * a**2 + 1)
-    with pytest.raises(TypeError, match=r"long long add, float factor\) takes 6 arguments; found 4"):
+    with pytest.raises(
+        TypeError, match=r"long long add, float factor\) takes 6 arguments; found 4"
+    ):
         page.squares[4, 32](a, c, 100, 0)
     text = "    c[i] = factor * square(a[i]) + add;".strip()
     assert {line.text for line in report.by_line if line.kind == "global store"} == {text}
@@ -173,7 +176,9 @@ def test_structures_by_value(page: Module) -> None:
     c = torch.arange(8.0)
     page.affine[1, 8](c, Affine(3.0, 2), (0, 0, 0.5, 0))
     assert c.tolist() == [2.5, 5.5, 8.5, 11.5, 4, 5, 6, 7]
-    with pytest.raises(TypeError, match=r"'struct by' of affine: expected .* of 8 bytes; found int"):
+    with pytest.raises(
+        TypeError, match=r"'struct by' of affine: expected .* of 8 bytes; found int"
+    ):
         page.affine[1, 8](c, 3, (0, 0, 0, 0))
     with pytest.raises(ValueError, match="expected 8 bytes; found 7"):
         page.affine[1, 8](c, bytes(7), (0, 0, 0, 0))
@@ -209,8 +214,9 @@ NARROW = r"""
 namespace cg = cooperative_groups;
 
 template <class T> __device__ void compute(const T* a, const T* b, T* c, int i, int n) {
-    c[i] = a[i] + b[i]; c[n + i] = a[i] * b[i]; c[2 * n + i] = a[i] / b[i]; c[3 * n + i] = -a[i] - b[i];
-    c[4 * n + i] = __hfma(a[i], b[i], a[i]); c[5 * n + i] = __hmax(a[i], b[i]);
+    c[i] = a[i] + b[i]; c[n + i] = a[i] * b[i]; c[2 * n + i] = a[i] / b[i];
+    c[3 * n + i] = -a[i] - b[i]; c[4 * n + i] = __hfma(a[i], b[i], a[i]);
+    c[5 * n + i] = __hmax(a[i], b[i]);
     c[6 * n + i] = hsqrt(__habs(a[i])); c[7 * n + i] = T(a[i] < b[i] ? 1.0f : 0.0f);
 }
 __global__ void halves(const half* a, const __half* b, half* c, int n) {
@@ -251,13 +257,15 @@ __global__ void groups(const float* x, float* c, int* ranks) {
     float part = cg::reduce(tile, v, cg::plus<float>());
     float most = cg::reduce(tile, v, cg::greater<float>());
     float before = cg::exclusive_scan(tile, v);
-    if (tile.thread_rank() == 0) { c[1 + tile.meta_group_rank()] = part; c[9 + tile.meta_group_rank()] = most; }
+    unsigned which = tile.meta_group_rank();
+    if (tile.thread_rank() == 0) { c[1 + which] = part; c[9 + which] = most; }
     if (block.thread_rank() == 0) c[0] = total;
     c[17 + block.thread_rank()] = before;
     cg::sync(block);
     if (threadIdx.x % 3 == 0) {
         cg::coalesced_group active = cg::coalesced_threads();
-        ranks[threadIdx.x] = active.shfl(100 * active.size() + (int)active.thread_rank(), 1) * 100 + active.thread_rank();
+        int rank = active.thread_rank();
+        ranks[threadIdx.x] = active.shfl(100 * active.size() + rank, 1) * 100 + rank;
     }
 }
 """
@@ -360,7 +368,7 @@ def test_what_the_emulator_does_not_have_is_said_in_one_line() -> None:
         "tensor": "tensor cores (wmma): source.cu:9 (nvcuda::wmma::fragment<",
         "parent": "kernels that launch kernels: source.cu:12 (fine<<<1, 1>>>(c);)",
         "image": "textures: source.cu:14 (",
-        "whole_grid": "barriers of the whole grid: its blocks run one after another: source.cu:15 (",
+        "whole_grid": "barriers of the whole grid: its blocks run one after another: source.cu:15",
         "unknown": "__frobnicate: source.cu:16 (",
         "library": "CUB (cub::): source.cu:17 (",
     }
@@ -382,7 +390,7 @@ def test_a_template_says_what_it_needs() -> None:
     message = r"kernel scaled is a template of T, N, M: load\(\.\.\., instantiate=\{'N': \.\.\.\}\)"
     with pytest.raises(ValueError, match=message):
         load(source=TEMPLATES, instantiate={"T": "float"})
-    with pytest.raises(ValueError, match="'K', which is no template parameter .* are M, N, T"):
+    with pytest.raises(ValueError, match=r"'K', which is no template parameter .* are M, N, T"):
         load(source=TEMPLATES, instantiate={"T": "float", "N": 1, "K": 2})
 
 
@@ -405,7 +413,8 @@ def test_a_file_and_what_it_includes_are_cut_into_pieces(tmp_path: Path) -> None
         "template __global__ void special<float>(float*);\n"
         "constexpr int twice(int n) { return 2 * n; }\n"
         "static int table[2] = {1, 2};\n"
-        "__global__ __launch_bounds__(128, 2) void outer(const float* const p, float x[], int)\n{ }\n"
+        "__global__ __launch_bounds__(128, 2) void outer(const float* const p, float x[], int)\n"
+        "{ }\n"
     )
     source = read_source(file, None)
     assert [str(signature) for signature in source.kernels.values()] == [
@@ -413,7 +422,11 @@ def test_a_file_and_what_it_includes_are_cut_into_pieces(tmp_path: Path) -> None
         "outer(const float* p, float* x, int argument_3)",
     ]
     assert source.kernels["inner"].scope == "a::b::"
-    kept = [(p.kind, p.first_line, p.text.split("(")[0]) for p in source.pieces if p.kind in ("device", "type")]
+    kept = [
+        (p.kind, p.first_line, p.text.split("(")[0])
+        for p in source.pieces
+        if p.kind in ("device", "type")
+    ]
     assert kept == [
         ("device", 4, "GPU float f"),
         ("type", 3, "typedef struct __align__"),
