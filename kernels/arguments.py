@@ -15,7 +15,14 @@ import torch
 
 from kernels.source import KernelSignature, Parameter
 
-__all__ = ["Arguments", "Configuration", "check_arguments", "check_configuration"]
+__all__ = [
+    "Arguments",
+    "Configuration",
+    "check_arguments",
+    "check_configuration",
+    "element_bytes",
+    "tensor_dtypes",
+]
 
 # Limits of every GPU of compute capability 8.0 to 10.0 (CUDA C++ Programming Guide, "Compute
 # Capabilities").
@@ -41,22 +48,29 @@ _SCALARS: dict[str, Any] = {
 }
 _DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "float": (torch.float32,),
-    "float2": (torch.float32,),
-    "float4": (torch.float32,),
     "double": (torch.float64,),
-    "double2": (torch.float64,),
+    "half": (torch.float16,),
+    "bfloat16": (torch.bfloat16,),
     "int": (torch.int32,),
-    "int2": (torch.int32,),
-    "int4": (torch.int32,),
     "unsigned int": (torch.uint32, torch.int32),
     "long long": (torch.int64,),
     "unsigned long long": (torch.uint64, torch.int64),
     "short": (torch.int16,),
     "unsigned short": (torch.uint16, torch.int16),
-    "signed char": (torch.int8,),
-    "unsigned char": (torch.uint8,),
+    "signed char": (torch.int8, torch.uint8),
+    "unsigned char": (torch.uint8, torch.int8),
     "bool": (torch.bool,),
 }
+_VECTOR_BASES = {
+    "char": "signed char",
+    "uchar": "unsigned char",
+    "ushort": "unsigned short",
+    "uint": "unsigned int",
+    "longlong": "long long",
+    "ulonglong": "unsigned long long",
+}
+# What a tensor of any dtype may be passed for.
+_OPAQUE = ("void", "struct")
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Arguments:
     pointers: Any
     """void*[]: the address of each value."""
     tensors: tuple[torch.Tensor | None, ...]
-    """The tensor of each parameter; None for a scalar."""
+    """The tensor of each parameter; None for a scalar or a null pointer."""
 
 
 def check_configuration(index: object) -> Configuration:
@@ -112,10 +126,12 @@ def check_arguments(
         TypeError: their number, or the type of one, is not that of the declaration.
         ValueError: a tensor has another dtype, lies on another device or is not contiguous.
     """
-    if len(arguments) != len(signature.parameters):
+    needed = signature.parameters[len(arguments) :]
+    if len(arguments) > len(signature.parameters) or any(p.default is None for p in needed):
         raise TypeError(
             f"{signature} takes {len(signature.parameters)} arguments; found {len(arguments)}"
         )
+    arguments = [*arguments, *(_default(parameter, signature) for parameter in needed)]
     pairs = list(zip(signature.parameters, arguments, strict=True))
     values = tuple(
         _pointer(parameter, value, signature, device)
@@ -147,15 +163,17 @@ def _pointer(
     parameter: Parameter, value: object, signature: KernelSignature, device: str
 ) -> ctypes.c_void_p:
     where = f"argument '{parameter.declaration}' of {signature.name}"
-    if parameter.type not in _DTYPES:
-        raise TypeError(
-            f"{where}: pointers to {parameter.type} are not supported; expected one of "
-            + ", ".join(_DTYPES)
-        )
+    if value is None:
+        return ctypes.c_void_p(None)
+    if parameter.type == "pointer":
+        raise TypeError(f"{where}: pointers to pointers are not supported, except None")
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{where}: expected a tensor; found {type(value).__name__} {value!r:.60}")
-    allowed = _DTYPES[parameter.type]
-    if value.dtype not in allowed:
+        raise TypeError(
+            f"{where}: expected a tensor, or None for a null pointer; found "
+            f"{type(value).__name__} {value!r:.60}"
+        )
+    allowed = tensor_dtypes(parameter.type)
+    if value.dtype not in allowed and parameter.type not in _OPAQUE:
         names = " or ".join(str(dtype) for dtype in allowed)
         raise ValueError(f"{where}: expected {names}; found {value.dtype}; convert it with .to()")
     if value.device.type != device:
@@ -179,10 +197,7 @@ def _pointer(
 def _scalar(parameter: Parameter, value: object, signature: KernelSignature) -> Any:
     where = f"argument '{parameter.declaration}' of {signature.name}"
     if parameter.type not in _SCALARS:
-        raise TypeError(
-            f"{where}: type {parameter.type} is not supported; expected one of "
-            + ", ".join(_SCALARS)
-        )
+        return _structure(parameter, value, where)
     convert = _SCALARS[parameter.type]
     floating = parameter.type in ("float", "double")
     if not isinstance(value, (int, float) if floating else int):
@@ -192,3 +207,66 @@ def _scalar(parameter: Parameter, value: object, signature: KernelSignature) -> 
     if not floating and converted.value != value:
         raise ValueError(f"{where}: {value} does not fit into {parameter.type}")
     return converted
+
+
+def _structure(parameter: Parameter, value: object, where: str) -> Any:
+    """Bytes for what is no number of C: a vector, a half, a structure."""
+    vector = _vector(parameter.type)
+    if vector and isinstance(value, (tuple, list)) and len(value) == vector[1]:
+        array = _SCALARS[vector[0]] * vector[1]
+        return array(*value)
+    if parameter.type in ("half", "bfloat16") and isinstance(value, (int, float)):
+        bits = torch.tensor(value, dtype=_DTYPES[parameter.type][0]).view(torch.int16)
+        return ctypes.c_int16(int(bits))
+    if isinstance(value, (bytes, ctypes.Structure)):
+        given = bytes(value)
+        if len(given) == parameter.size_bytes:
+            return ctypes.create_string_buffer(given, len(given))
+        raise ValueError(f"{where}: expected {parameter.size_bytes} bytes; found {len(given)}")
+    expected = (
+        f"{vector[1]} numbers"
+        if vector
+        else "a number"
+        if parameter.type in ("half", "bfloat16")
+        else f"a ctypes.Structure or bytes, of {parameter.size_bytes} bytes"
+    )
+    raise TypeError(f"{where}: expected {expected}; found {type(value).__name__} {value!r:.60}")
+
+
+def _default(parameter: Parameter, signature: KernelSignature) -> object:
+    """The value of a default argument that is a plain literal."""
+    text = parameter.default or ""
+    if text in ("nullptr", "NULL") or (parameter.pointer and text == "0"):
+        return None
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        number = (
+            float(text.rstrip("fF")) if "x" not in text else float(int(text.rstrip("uUlL"), 16))
+        )
+        return number if parameter.type in ("float", "double", "half", "bfloat16") else int(number)
+    except ValueError:
+        raise TypeError(
+            f"argument '{parameter.declaration}' of {signature.name}: its default {text!r} is no "
+            "plain number; pass it"
+        ) from None
+
+
+def _vector(name: str) -> tuple[str, int] | None:
+    """("float", 4) for "float4"."""
+    base, count = name[:-1], name[-1:]
+    base = _VECTOR_BASES.get(base, base)
+    return (base, int(count)) if count in "1234" and base in _DTYPES else None
+
+
+def tensor_dtypes(name: str) -> tuple[torch.dtype, ...]:
+    """Of a tensor that a pointer to this type may point to; a structure's are bytes."""
+    vector = _vector(name)
+    return _DTYPES.get(vector[0] if vector else name, (torch.uint8,))
+
+
+def element_bytes(name: str) -> int:
+    """Size of a type, for messages; 4 where it is not known."""
+    vector = _vector(name)
+    known = _DTYPES.get(vector[0] if vector else name)
+    return known[0].itemsize * (vector[1] if vector else 1) if known else 4

@@ -5,7 +5,8 @@
 
 On device "cpu" the emulator runs the kernel and counts (`report.load_sectors`, `report.table()`).
 On "cuda" nvcc compiles the same file and the GPU runs it, on PyTorch's current stream, and the
-counts are None. Left out: kernels that launch kernels, textures, by-value structures as parameters.
+counts are None. A file may be one from elsewhere: its host code is skipped, and a kernel that needs
+what the emulator does not have (tensor cores, inline PTX, textures) says so when it is asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Protocol
 import torch
 
 from kernels.arguments import Arguments, Configuration, check_arguments, check_configuration
+from kernels.errors import CompileError
 from kernels.report import Report
 from kernels.source import KernelSignature, Source, read_source
 
@@ -26,6 +28,15 @@ __all__ = ["Kernel", "Module", "load"]
 
 class Library(Protocol):
     """A compiled file: by the emulator or by nvcc."""
+
+    signatures: Mapping[str, KernelSignature]
+    """Of its kernels, with the compiler's types."""
+    refused: Mapping[str, str]
+    """Why a kernel is not there."""
+
+    def variable(self, name: str) -> torch.Tensor:
+        """The memory of a variable of the file."""
+        ...
 
     def launch(
         self, signature: KernelSignature, where: Configuration, arguments: Arguments
@@ -40,6 +51,7 @@ def load(
     source: str | None = None,
     device: str | None = None,
     defines: Mapping[str, int | float | str] | None = None,
+    instantiate: Mapping[str, int | str] | None = None,
     count: bool = True,
     timeout_s: float = 60.0,
     wait: bool = True,
@@ -52,6 +64,8 @@ def load(
         source: the text itself, instead of a file.
         device: "cpu" (the emulator) or "cuda"; None: "cuda" where there are a GPU and nvcc.
         defines: macros, as with the compiler's option -D.
+        instantiate: for kernels that are templates, a value or a type for each parameter:
+            {"BM": 128, "T": "float"}.
         count: on the CPU, False compiles without counting, for speed: no counts in the report, and
             no check of bounds, races and alignment. Barriers are checked either way.
         timeout_s: on the CPU, how long a counted launch may take before it is stopped.
@@ -63,7 +77,9 @@ def load(
 
     Raises:
         FileNotFoundError: no such file.
-        CompileError: there is no compiler, or it refuses the file.
+        ValueError: no kernel can be had: every one is a template that lacks a parameter.
+        CompileError: there is no compiler, or it refuses every kernel of the file; of one among
+            several it is raised when that kernel is asked for.
     """
     if device is None:
         gpu = torch.cuda.is_available() and shutil.which("nvcc") is not None
@@ -77,55 +93,94 @@ def load(
     for key in macros:
         if not key.isidentifier():
             raise ValueError(f"defines must name macros, such as 'TILE'; found {key!r}")
-    return Module(parsed, device, _library(parsed, device, macros, count, timeout_s, wait, races))
-
-
-def _library(
-    source: Source,
-    device: str,
-    macros: Mapping[str, str],
-    count: bool,
-    timeout_s: float,
-    wait: bool,
-    races: str,
-) -> Library:
+    values = {key: _template_value(value) for key, value in (instantiate or {}).items()}
+    known = {name for signature in parsed.kernels.values() for name, _ in signature.template}
+    if unknown := sorted(set(values) - known):
+        raise ValueError(
+            f"instantiate names {unknown[0]!r}, which is no template parameter of a kernel in "
+            f"{parsed.display_name}; there are {', '.join(sorted(known)) or 'none'}"
+        )
+    expressions, refused = {}, {}
+    for signature in parsed.kernels.values():
+        try:
+            expressions[signature.name] = signature.expression(values)
+        except ValueError as error:
+            refused[signature.name] = str(error)
+    if not expressions:
+        raise ValueError(next(iter(refused.values())))
+    library: Library
     if device == "cuda":
         from kernels.nvcc import CudaLibrary
 
-        return CudaLibrary(source, macros, wait)
-    from kernels.emulator import EmulatedLibrary
+        library = CudaLibrary(parsed, expressions, macros, wait)
+    else:
+        from kernels.emulator import EmulatedLibrary
 
-    return EmulatedLibrary(source, macros, count=count, timeout_s=timeout_s, races=races)
+        library = EmulatedLibrary(
+            parsed, expressions, macros, count=count, timeout_s=timeout_s, races=races
+        )
+    return Module(parsed, device, library, refused)
+
+
+def _template_value(value: int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Module:
     """The kernels of one file, as attributes."""
 
-    def __init__(self, source: Source, device: str, library: Library) -> None:
+    def __init__(
+        self, source: Source, device: str, library: Library, refused: Mapping[str, str]
+    ) -> None:
         self.source = source
         self.device = device
         self._library = library
+        self._refused = {**library.refused, **refused}
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels, in the order of the file."""
-        return tuple(self.source.kernels)
+        """Names of the kernels that can be launched, in the order of the file."""
+        return tuple(self._library.signatures)
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why each of the file's other kernels cannot; {} if all can."""
+        return self._refused
+
+    def variable(self, name: str) -> torch.Tensor:
+        """A `__constant__` or `__device__` variable of the file, as a tensor in its own memory.
+
+            module.variable("w").copy_(torch.tensor([1.0, 2.0, 1.0]))
+
+        It has one dimension, and bytes (uint8) where the variable is a structure.
+        """
+        names = {symbol.rpartition("::")[2]: symbol for symbol in self.source.symbols}
+        if name not in names:
+            raise AttributeError(
+                f"{self.source.display_name} has no __constant__ or __device__ variable {name!r}; "
+                f"it has {', '.join(names) or 'none'}"
+            )
+        return self._library.variable(names[name])
 
     def __getattr__(self, name: str) -> Kernel:
         if name.startswith("__") or name == "source":
             raise AttributeError(name)
-        if name not in self.source.kernels:
+        if name in self._refused:
+            if name in self._library.refused:
+                raise CompileError(self._refused[name])
+            raise ValueError(self._refused[name])
+        if name not in self._library.signatures:
             raise AttributeError(
                 f"{self.source.display_name} has no kernel {name!r}; it has "
-                + ", ".join(self.kernels)
+                + ", ".join((*self.kernels, *self._refused))
             )
-        return Kernel(self.source.kernels[name], self.device, self._library)
+        return Kernel(self._library.signatures[name], self.device, self._library)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.kernels]
 
     def __repr__(self) -> str:
-        kernels = "; ".join(str(signature) for signature in self.source.kernels.values())
+        kernels = "; ".join(str(signature) for signature in self._library.signatures.values())
         return f"<{self.source.display_name} on {self.device}: {kernels}>"
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.arguments import Arguments, Configuration
+from kernels.arguments import Arguments, Configuration, tensor_dtypes
 from kernels.build import build, compiler_version, run_compiler
+from kernels.described import DESCRIBE, described_variable, entries, resolved
 from kernels.errors import CompileError, LaunchFailed
 from kernels.report import Report
 from kernels.source import KernelSignature, Source
@@ -51,9 +52,17 @@ extern "C" __attribute__((visibility("default"))) const void* kernels_address_%s
     return reinterpret_cast<const void*>(%s);
 }
 """
+_VARIABLE = """
+extern "C" __attribute__((visibility("default"))) void* kernels_place_%s() {
+    void* place = nullptr;
+    return cudaGetSymbolAddress(&place, %s) == cudaSuccess ? place : nullptr;
+}
+"""
 
 
-def compile_for_gpu(source: Source, macros: Mapping[str, str], architecture: str) -> Path:
+def compile_for_gpu(
+    source: Source, expressions: Mapping[str, str], macros: Mapping[str, str], architecture: str
+) -> Path:
     """The shared library for one architecture ("sm_90"), compiled now or before.
 
     Raises:
@@ -67,7 +76,13 @@ def compile_for_gpu(source: Source, macros: Mapping[str, str], architecture: str
         )
     flags = ["-std=c++17", "-O3", f"-arch={architecture}", "-shared", "-Xcompiler", "-fPIC"]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
-    unit = f'#include "@SOURCE@"\n{_HOST}' + "".join(_ADDRESS % (n, n) for n in source.kernels)
+    visible = '__attribute__((visibility("default")))'
+    unit = (
+        f'#include "@SOURCE@"\n#include "{DESCRIBE}"\n{_HOST}'
+        + "".join(_ADDRESS % entry for entry in expressions.items())
+        + "".join(_VARIABLE % entry for entry in enumerate(source.symbols))
+        + "\n".join(entries(source, expressions, visible))
+    )
     parts = [str(source.path), source.text, source.included_text(), unit, *flags]
 
     def compile_into(folder: Path) -> None:
@@ -93,16 +108,51 @@ def kernel_address(library: ctypes.CDLL, name: str) -> ctypes.c_void_p:
     return ctypes.c_void_p(function())
 
 
+class _Memory:
+    """Bytes on a GPU that PyTorch may take as a tensor, without a copy."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
 class CudaLibrary:
     """A .cu file compiled for the current GPU."""
 
-    def __init__(self, source: Source, macros: Mapping[str, str], wait: bool = True) -> None:
+    def __init__(
+        self,
+        source: Source,
+        expressions: Mapping[str, str],
+        macros: Mapping[str, str],
+        wait: bool = True,
+    ) -> None:
         if not torch.cuda.is_available():
             raise CompileError("device='cuda' needs a GPU that PyTorch can use; found none")
         major, minor = torch.cuda.get_device_capability()
-        self._library = ctypes.CDLL(str(compile_for_gpu(source, macros, f"sm_{major}{minor}")))
+        path = compile_for_gpu(source, expressions, macros, f"sm_{major}{minor}")
+        self._source = source
+        self._library = ctypes.CDLL(str(path))
+        self.refused: dict[str, str] = {}
+        self.signatures = {
+            name: resolved(self._library, source.kernels[name]) for name in expressions
+        }
         self._library.kernels_launch.restype = ctypes.c_char_p
         self._wait = wait
+
+    def variable(self, name: str) -> torch.Tensor:
+        """A variable as a tensor of one dimension, in its own memory on the current GPU."""
+        found = described_variable(self._library, self._source, name)
+        place = getattr(self._library, f"kernels_place_{self._source.symbols.index(name)}")
+        place.restype = ctypes.c_void_p
+        if (address := place()) is None:
+            raise LaunchFailed(f"CUDA gives no address of the variable {name}")
+        return torch.as_tensor(_Memory(address, found.size_bytes), device="cuda").view(
+            tensor_dtypes(found.type)[0]
+        )
 
     def launch(
         self, signature: KernelSignature, where: Configuration, arguments: Arguments

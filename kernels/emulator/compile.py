@@ -1,16 +1,21 @@
-"""Compile a .cu file for the CPU: kernel and runtime, linked into one library."""
+"""Compile a .cu file for the CPU: its kernels and the runtime, linked into one library."""
 
 from __future__ import annotations
 
+import json
+import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.build import build, compiler_version, run_compiler
+from kernels.emulator.refusals import TEXT_NAME
+from kernels.emulator.unit import Unit
 from kernels.errors import CompileError
 from kernels.source import Source
 
@@ -43,6 +48,8 @@ _COUNTED_GCC = (
 # Since version 11: volatile accesses are told apart; shared arrays that nobody stores to are read.
 _COUNTED_GCC_11 = ("--param=tsan-distinguish-volatile=1", "-fno-ipa-reference-addressable")
 _PLAIN = ("-O2",)
+# Each round leaves out what the last one refused.
+_MAX_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -54,13 +61,20 @@ class Compiled:
     """The kernel alone: says which variables are its own."""
     source: Path
     """The file that line numbers refer to."""
+    refused: Mapping[str, str]
+    """Why a kernel is not in the library; by its name."""
 
 
-def compile_for_cpu(source: Source, macros: Mapping[str, str], counted: bool) -> Compiled:
+def compile_for_cpu(
+    source: Source, expressions: Mapping[str, str], macros: Mapping[str, str], counted: bool
+) -> Compiled:
     """Compile, or find what was compiled before.
 
+    Args:
+        expressions: what each kernel is called in C++: {"scale": "detail::scale<128>"}.
+
     Raises:
-        CompileError: there is no compiler, or it refuses the file; with its message.
+        CompileError: there is no compiler, or it refuses every kernel; with one sentence for each.
     """
     compiler = _find_compiler()
     version = compiler_version(compiler)
@@ -69,46 +83,32 @@ def compile_for_cpu(source: Source, macros: Mapping[str, str], counted: bool) ->
     if "clang" not in version:
         flags += ["-fno-extern-tls-init", *(_counted_by_gcc(version) if counted else ())]
     flags += [f"-D{name}={value}" for name, value in macros.items()]
-    wrapper = _wrapper(source)
-    headers = "".join(path.read_text() for path in sorted(_INCLUDE.iterdir()))
+    headers = "".join(path.read_text() for path in sorted(_INCLUDE.rglob("*.h")))
+    # What is refused is kept with its reasons, which are these modules' words.
+    reasons = "".join((_HERE / name).read_text() for name in ("unit.py", "refusals.py"))
+    unit = Unit(source, expressions)
     parts = [
-        str(source.path),
-        source.text,
-        source.included_text(),
-        wrapper,
-        headers,
-        str(runtime),
-        version,
-        *flags,
+        *(str(source.path), source.text, source.included_text(), unit.text()),
+        *(headers, reasons, str(runtime), version, *flags),
     ]
 
     def compile_into(folder: Path) -> None:
-        path = source.path
-        if path is None:
-            path = folder / "source.cu"
-            path.write_text(source.text, encoding="utf-8")
-        (folder / "wrapper.cpp").write_text(wrapper.replace("@SOURCE@", str(path)))
-        run_compiler(
-            [
-                *(compiler, *flags, f"-I{_INCLUDE}"),
-                *(f"-fdebug-prefix-map={folder}={_BUILD_NAME}", "-c", str(folder / "wrapper.cpp")),
-                *("-o", str(folder / "kernel.o")),
-            ],
-            {str(path): source.display_name, str(folder / "wrapper.cpp"): "the emulator's wrapper"},
-            source.display_name,
-        )
-        run_compiler(
-            [
-                *(compiler, "-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined"),
-                *("-o", str(folder / "kernel.so"), str(folder / "kernel.o"), str(runtime)),
-            ],
-            {},
-            source.display_name,
-        )
+        for _ in range(_MAX_ROUNDS):
+            (folder / "unit.cpp").write_text(unit.text(), encoding="utf-8")
+            errors = _compile_and_link([compiler, *flags], runtime, folder)
+            if not errors:
+                break
+            unit.leave_out(errors)
+        else:
+            raise CompileError(f"{Path(compiler).name} did not accept {source.display_name}")
+        (folder / "refused.json").write_text(json.dumps(unit.refused()))
 
-    folder = build(parts, ("kernel.so", "kernel.o"), compile_into)
+    folder = build(parts, ("kernel.so", "kernel.o", "refused.json"), compile_into)
     return Compiled(
-        folder / "kernel.so", folder / "kernel.o", source.path or Path(_BUILD_NAME, "source.cu")
+        folder / "kernel.so",
+        folder / "kernel.o",
+        source.path or Path(TEXT_NAME),
+        json.loads((folder / "refused.json").read_text()),
     )
 
 
@@ -116,6 +116,23 @@ def _counted_by_gcc(version: str) -> tuple[str, ...]:
     major = re.search(r"\) (\d+)\.", version)
     recent = major is not None and int(major[1]) >= 11
     return (*_COUNTED_GCC, *(_COUNTED_GCC_11 if recent else ()))
+
+
+def _compile_and_link(compiler: list[str], runtime: Path, folder: Path) -> str:
+    """What the compiler or the linker complains of; "" if they do not."""
+    unit, made = str(folder / "unit.cpp"), str(folder / "kernel.o")
+    mapping = f"-fdebug-prefix-map={folder}={_BUILD_NAME}"
+    link = ["-shared", "-Wl,-Bsymbolic", "-Wl,--no-undefined", "-o", str(folder / "kernel.so")]
+    for command in (
+        [*compiler, f"-I{_INCLUDE}", mapping, "-w", "-c", unit, "-o", made],
+        [compiler[0], *link, made, str(runtime)],
+    ):
+        # Messages in English, with plain quotes, whatever the user's language is.
+        words = {**os.environ, "LC_ALL": "C"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=words)
+        if done.returncode != 0:
+            return done.stderr or done.stdout or "no reason was given"
+    return ""
 
 
 def _find_compiler() -> str:
@@ -146,18 +163,3 @@ def _runtime_object(compiler: str, version: str) -> Path:
         )
 
     return build([*texts, version, *flags], ("runtime.o",), compile_into) / "runtime.o"
-
-
-def _wrapper(source: Source) -> str:
-    """C++ that includes the kernel's file and gives each kernel an entry for the runtime."""
-    calls = "".join(
-        f'extern "C" EMULATOR_UNCOUNTED void emulator_call_{name}(void** arguments) {{ '
-        f"emulator::call({name}, arguments); }}\n"
-        for name in source.kernels
-    )
-    # extern __shared__ arrays must be defined somewhere; the launch says how much of them is used.
-    arrays = "".join(
-        f"alignas(16) thread_local {kind} {name}[{227 * 1024} / sizeof({kind})];\n"
-        for kind, name in source.dynamic_arrays
-    )
-    return f'#include "@SOURCE@"\n#include "call.h"\n{arrays}{calls}'

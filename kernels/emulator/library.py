@@ -8,12 +8,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from kernels.arguments import (
     MAX_SHARED_BYTES,
     MAX_STATIC_SHARED_BYTES,
     Arguments,
     Configuration,
+    element_bytes,
+    tensor_dtypes,
 )
+from kernels.described import described_variable, resolved
 from kernels.emulator.binding import Counts, Failure, Launch, Region
 from kernels.emulator.bounds import check_bounds
 from kernels.emulator.branches import BranchFinder
@@ -39,6 +44,8 @@ _KINDS = (
 # The order of a line's entries in a report.
 _ORDER = (*_KINDS, "branch")
 _MAX_SITES = 4096
+# The array of include/cuda_runtime.h that all `extern __shared__` arrays are.
+_DYNAMIC = "emulator_dynamic_shared"
 # Signal handlers belong to the process: launches take turns.
 _LAUNCHING = threading.Lock()
 
@@ -63,6 +70,7 @@ class EmulatedLibrary:
     def __init__(
         self,
         source: Source,
+        expressions: Mapping[str, str],
         macros: Mapping[str, str],
         *,
         count: bool,
@@ -74,8 +82,14 @@ class EmulatedLibrary:
         self._listing = races == "list"
         self._counted = count
         self._timeout_s = timeout_s
-        compiled = compile_for_cpu(source, macros, count)
+        compiled = compile_for_cpu(source, expressions, macros, count)
         self._library = ctypes.CDLL(str(compiled.library))
+        self.refused = compiled.refused
+        self.signatures = {
+            name: resolved(self._library, source.kernels[name])
+            for name in expressions
+            if name not in compiled.refused
+        }
         own = {(s.symbol, s.kind) for s in read_symbols(compiled.kernel_object)}
         symbols = [s for s in read_symbols(compiled.library) if (s.symbol, s.kind) in own]
         self._variables = [s for s in symbols if s.kind != "function" and "ubsan" not in s.symbol]
@@ -119,7 +133,7 @@ class EmulatedLibrary:
 
     def _check_shared(self, signature: KernelSignature, where: Configuration) -> None:
         """Arrays of the kernel itself; those of functions it calls are not told apart."""
-        local = f"_ZZ{len(signature.name)}{signature.name}E"
+        local = f"_ZZ{self._mangled(signature.name)}E"
         static = sum(
             v.size_bytes
             for v in self._variables
@@ -131,6 +145,22 @@ class EmulatedLibrary:
                 f"dynamic shared memory; a GPU takes {MAX_STATIC_SHARED_BYTES} of static, and "
                 f"{MAX_SHARED_BYTES} of both together"
             )
+
+    def _mangled(self, kernel: str) -> str:
+        """The kernel's name as it stands in those of its static variables (Itanium ABI)."""
+        address = getattr(self._library, f"emulator_address_{kernel}")
+        address.restype = ctypes.c_uint64
+        offset = address() - self._places()[1]
+        (symbol, *_) = [f.symbol for f in self._functions if f.offset == offset] or [kernel]
+        return symbol[2:] if symbol.startswith("_Z") else f"{len(symbol)}{symbol}"
+
+    def variable(self, name: str) -> torch.Tensor:
+        """A `__constant__` or `__device__` variable, as a tensor in its own memory."""
+        found = described_variable(self._library, self._source, name)
+        place = getattr(self._library, f"emulator_variable_{self._source.symbols.index(name)}")
+        place.restype = ctypes.c_void_p
+        memory = (ctypes.c_char * found.size_bytes).from_address(place())
+        return torch.frombuffer(memory, dtype=tensor_dtypes(found.type)[0])
 
     def _launch(
         self,
@@ -178,25 +208,26 @@ class EmulatedLibrary:
     ) -> list[NamedRegion]:
         """The file's own variables first: an index below their number means the same each time."""
         shared_base, load_address = self._places()
-        dynamic = {name for _, name in self._source.dynamic_arrays}
+        kind, dynamic = self._source.dynamic_array(signature.name)
         regions = [
             NamedRegion(
-                name=v.name,
+                name=dynamic if v.symbol == _DYNAMIC else v.name,
                 base=v.offset + (shared_base if v.kind == "shared" else load_address),
-                size_bytes=where.shared_bytes if v.symbol in dynamic else v.size_bytes,
+                size_bytes=where.shared_bytes if v.symbol == _DYNAMIC else v.size_bytes,
                 shared=v.kind == "shared",
                 writable=True,
-                element_bytes=self._element_bytes(v),
+                element_bytes=self._element_bytes(v, kind),
                 guard=v.symbol.startswith("_ZGV"),
             )
             for v in self._variables
         ]
         pairs = list(zip(signature.parameters, arguments.tensors, strict=True))
         written = [
-            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+            _storage(tensor)
             for parameter, tensor in pairs
             if tensor is not None and not parameter.const
         ]
+        storages: list[NamedRegion] = []
         for parameter, tensor in pairs:
             if tensor is None:
                 continue
@@ -207,12 +238,18 @@ class EmulatedLibrary:
                     parameter.name, start, tensor.nbytes, False, overlaps, tensor.element_size()
                 )
             )
-        return regions
+            # A view may point into the middle of its storage (a halo): legal, looked up last.
+            begin, stop = _storage(tensor)
+            if stop - begin > tensor.nbytes and begin not in [r.base for r in storages]:
+                overlaps = any(begin < other_end and other < stop for other, other_end in written)
+                name, element = f"{parameter.name}'s storage", tensor.element_size()
+                storages.append(NamedRegion(name, begin, stop - begin, False, overlaps, element))
+        return [*regions, *storages]
 
-    def _element_bytes(self, variable: Symbol) -> int:
-        sizes = {"double": 8, "long long": 8, "unsigned long long": 8, "float2": 8, "float4": 16}
-        sizes |= {"signed char": 1, "unsigned char": 1, "bool": 1, "short": 2, "unsigned short": 2}
-        return sizes.get(self._source.shared_types.get(variable.name, ""), 4)
+    def _element_bytes(self, variable: Symbol, dynamic_type: str) -> int:
+        if variable.symbol == _DYNAMIC:
+            return element_bytes(dynamic_type)
+        return element_bytes(self._source.shared_types.get(variable.name, ""))
 
     def _sites(self) -> list[Counts]:
         if not self._counted:
@@ -247,6 +284,12 @@ class EmulatedLibrary:
             report = replace(report, file=self._source.display_name, line=line, text=text)
             grouped[line, _ORDER.index(report.kind), report.array].append(report)
         return tuple(merged(grouped[key]) for key in sorted(grouped))
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Begin and end of the memory that the tensor is a view of."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _line_report(site: Counts, kind: str, array: str) -> LineReport:

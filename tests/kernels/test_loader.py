@@ -84,26 +84,17 @@ def test_what_is_not_there_is_named() -> None:
         load(source=FILL, defines={"-DX": 1})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("__global__ void f(int n) {}", 'declared without extern "C"'),
-        ("void f() {}", "no kernel in the source"),
-        ('extern "C" __global__ void f(float** p) {}', "parameter 'float\\*\\* p' of kernel 'f'"),
-    ],
-)
-def test_a_declaration_that_cannot_be_launched_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(source=text)
+def test_a_file_without_a_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match="no kernel in the source: expected __global__ void"):
+        load(source="void f() {} __global__ void declared(int n);")
 
 
-def test_a_compile_error_shows_the_line(own_cache: Path) -> None:
+def test_a_compile_error_is_one_line(own_cache: Path) -> None:
     with pytest.raises(CompileError) as caught:
         load(source=FILL.replace("= VALUE", "= VALEU"))
     text = str(caught.value)
-    assert "g++ did not accept source.cu:" in text or "clang++ did not accept source.cu:" in text
-    assert "source.cu:8:" in text
-    assert "VALEU" in text
+    assert text.startswith("g++ did not accept source.cu:8 (if (i < n) c[i] = VALEU;): ")
+    assert "VALEU" in text.partition("): ")[2] and "\n" not in text
     assert not list(own_cache.glob("building-*")), "a failed build leaves nothing"
 
 
@@ -116,7 +107,7 @@ def test_no_compiler_and_other_processors(
     ):
         load(source=FILL, device="cpu")
     with pytest.raises(CompileError, match="needs nvcc, which was not found"):
-        compile_for_gpu(read_source(None, FILL), {}, "sm_90")
+        compile_for_gpu(read_source(None, FILL), {"fill": "fill"}, {}, "sm_90")
     monkeypatch.setattr("kernels.emulator.compile.platform.machine", lambda: "arm64")
     with pytest.raises(CompileError, match="Linux on x86-64 processors; found linux on arm64"):
         load(source=FILL, device="cpu")
@@ -241,7 +232,7 @@ def test_threads_of_the_process_take_turns() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 def test_nvcc_takes_the_same_file(own_cache: Path) -> None:
     source = read_source(None, FILL)
-    library = ctypes.CDLL(str(compile_for_gpu(source, {"VALUE": "2"}, "sm_90")))
+    library = ctypes.CDLL(str(compile_for_gpu(source, {"fill": "fill"}, {"VALUE": "2"}, "sm_90")))
     address = kernel_address(library, "fill")
     assert address.value
     if not torch.cuda.is_available():  # a launch gets as far as CUDA, which says that it cannot
@@ -251,7 +242,9 @@ def test_nvcc_takes_the_same_file(own_cache: Path) -> None:
     with pytest.raises(
         CompileError, match=r"nvcc did not accept source.cu:\nsource.cu\(8\): error"
     ):
-        compile_for_gpu(read_source(None, FILL.replace("= VALUE", "= VALEU")), {}, "sm_90")
+        compile_for_gpu(
+            read_source(None, FILL.replace("= VALUE", "= VALEU")), {"fill": "fill"}, {}, "sm_90"
+        )
 
 
 @pytest.mark.gpu

@@ -67,7 +67,7 @@ def test_each_type_arrives() -> None:
         (0, torch.ones(8)[::2], ValueError, r"float\* a' of scale: the tensor's strides \(2,\)"),
         (0, torch._neg_view(torch.ones(4)), ValueError, r"negated lazily.*\.resolve_neg\(\)"),
         (1, torch.ones(4, device="meta"), ValueError, "loaded for cpu, and the tensor is on meta"),
-        (1, [0.0] * 4, TypeError, r"'float\* c' of scale: expected a tensor; found list"),
+        (1, [0.0] * 4, TypeError, r"'float\* c' of scale: expected a tensor, or None .*found list"),
         (2, "2", TypeError, "'float factor' of scale: expected a number; found str '2'"),
         (3, 4.0, TypeError, "'int n' of scale: expected an int; found float 4.0"),
         (3, 2**31, ValueError, "'int n' of scale: 2147483648 does not fit into int"),

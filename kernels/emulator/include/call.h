@@ -3,20 +3,9 @@
 
 #include <utility>
 
-#if defined(__has_attribute)
-#if __has_attribute(no_sanitize_coverage)
-#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread"), no_sanitize_coverage))
-#elif defined(__clang__)
-#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread", "coverage")))
-#endif
-#endif
-#ifndef EMULATOR_UNCOUNTED
-#define EMULATOR_UNCOUNTED __attribute__((noinline, no_sanitize("thread")))
-#endif
-
 namespace emulator {
 template <class... P, size_t... I>
-EMULATOR_UNCOUNTED void call_indexed(void (*volatile kernel)(P...), void** arguments,
+EMULATOR_UNCOUNTED inline void call_indexed(void (*volatile kernel)(P...), void** arguments,
                                      std::index_sequence<I...>) {
     (void)arguments;
     kernel(*static_cast<std::remove_reference_t<P>*>(arguments[I])...);

@@ -105,11 +105,88 @@ unsigned int atomicDec(unsigned int* address, unsigned int limit);
 #undef EMULATOR_ATOMICS
 #undef EMULATOR_INTEGER_ATOMICS
 
+
+// Those that the runtime does not have, as one counted atomic access and a change that is not counted.
+extern "C" void emulator_atomic(void* address, int bytes, void* pc);
+namespace emulator {
+template <class T, class F>
+EMULATOR_UNCOUNTED T change(T* address, F operation) {
+    emulator_atomic(address, sizeof(T), __builtin_return_address(0));
+    T old = *address;
+    *address = operation(old);
+    return old;
+}
+}  // namespace emulator
+#define EMULATOR_ATOMIC(name, T, expression)                                        \
+    inline T name(T* address, T value) {                                            \
+        return emulator::change(address, [=](T old) EMULATOR_UNCOUNTED -> T { return expression; }); \
+    }
+#define EMULATOR_ATOMICS(T)                                      \
+    EMULATOR_ATOMIC(atomicMin, T, old < value ? old : value)     \
+    EMULATOR_ATOMIC(atomicMax, T, old > value ? old : value)     \
+    EMULATOR_ATOMIC(atomicAnd, T, old & value)                   \
+    EMULATOR_ATOMIC(atomicOr, T, old | value)                    \
+    EMULATOR_ATOMIC(atomicXor, T, old ^ value)
+EMULATOR_ATOMICS(long long)
+#undef EMULATOR_ATOMICS
+inline unsigned short atomicCAS(unsigned short* address, unsigned short compare, unsigned short value) {
+    return emulator::change(address, [=](unsigned short old) EMULATOR_UNCOUNTED {
+        return old == compare ? value : old;
+    });
+}
+#define atomicAdd_block atomicAdd
+#define atomicAdd_system atomicAdd
+#define atomicMax_block atomicMax
+#define atomicMin_block atomicMin
+#define atomicCAS_block atomicCAS
+#define atomicCAS_system atomicCAS
+
+#define EMULATOR_REDUCE(name, operation)                                     \
+    template <class T>                                                       \
+    inline T __reduce_##name##_sync(unsigned mask, T value, EMULATOR_LINE) { \
+        T result = value;                                                    \
+        int first = 1;                                                       \
+        for (int lane = 0; lane < 32; lane++) {                              \
+            if (!(mask >> lane & 1)) continue;                               \
+            T other = __shfl_sync(mask, value, lane, 32, line);              \
+            result = first ? other : operation;                              \
+            first = 0;                                                       \
+        }                                                                    \
+        return result;                                                       \
+    }
+EMULATOR_REDUCE(add, result + other)
+EMULATOR_REDUCE(min, result < other ? result : other)
+EMULATOR_REDUCE(max, result < other ? other : result)
+EMULATOR_REDUCE(and, result & other)
+EMULATOR_REDUCE(or, result | other)
+EMULATOR_REDUCE(xor, result ^ other)
+#undef EMULATOR_REDUCE
 template <class T>
-inline T __ldg(const T* address) { return *address; }
-template <class T>
-inline T __ldcs(const T* address) { return *address; }
-template <class T>
-inline T __ldca(const T* address) { return *address; }
-template <class T>
-inline void __stcs(T* address, T value) { *address = value; }
+inline unsigned __match_all_sync(unsigned mask, T value, int* all, EMULATOR_LINE) {
+    unsigned equal = __match_any_sync(mask, value, line);
+    *all = __all_sync(mask, equal == mask, line);
+    return *all ? mask : 0;
+}
+
+#define EMULATOR_LOAD(name) \
+    template <class T>      \
+    inline T name(const T* address) { return *address; }
+#define EMULATOR_STORE(name)                                   \
+    template <class T, class V>                                \
+    inline void name(T* address, V value) { *address = value; }
+EMULATOR_LOAD(__ldg)
+EMULATOR_LOAD(__ldca)
+EMULATOR_LOAD(__ldcg)
+EMULATOR_LOAD(__ldcs)
+EMULATOR_LOAD(__ldcv)
+EMULATOR_LOAD(__ldlu)
+EMULATOR_STORE(__stcg)
+EMULATOR_STORE(__stcs)
+EMULATOR_STORE(__stwb)
+EMULATOR_STORE(__stwt)
+#undef EMULATOR_LOAD
+#undef EMULATOR_STORE
+
+// Cycles that mean nothing here: those of the processor.
+inline long long clock64() { return static_cast<long long>(__builtin_ia32_rdtsc()); }
+#define clock() static_cast<clock_t>(clock64())

@@ -11,8 +11,8 @@ struct Whole { typedef unsigned char Bits __attribute__((vector_size(bytes), may
 // (*p = f(), with a structure) otherwise.
 #define EMULATOR_ASSIGNMENT(type)                              \
     inline type& operator=(const type& other) {                \
-        using Whole = emulator::Whole<sizeof(type)>::Bits;     \
-        *reinterpret_cast<Whole*>(this) = *reinterpret_cast<const Whole*>(&other); \
+        using Bits = typename emulator::Whole<sizeof(type)>::Bits; \
+        *reinterpret_cast<Bits*>(this) = *reinterpret_cast<const Bits*>(&other);  \
         return *this;                                          \
     }
 #define EMULATOR_VECTOR(type, scalar, align2, align4)                                        \

@@ -45,3 +45,9 @@ INTEGER_ATOMICS(unsigned int)
 INTEGER_ATOMICS(unsigned long long)
 ATOMIC_OPERATION(unsigned int, atomicInc, old >= value ? 0 : old + 1)
 ATOMIC_OPERATION(unsigned int, atomicDec, old == 0 || old > value ? value : old - 1)
+
+// For those that include/ makes itself, such as that of a half.
+extern "C" void emulator_atomic(void* address, int bytes, void* pc) {
+    if (state.launch->counting)
+        record(reinterpret_cast<uint64_t>(address), bytes, true, true, reinterpret_cast<uint64_t>(pc));
+}
