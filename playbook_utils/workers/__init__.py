@@ -4,7 +4,8 @@
     results = launch(train, batches, world_size=4)
 
 `launch` and `prewarm` are what lessons use; `device` names the device of a rank from inside.
-The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `servers` and
+The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `rank` (what
+is known of one), `servers` and
 `forkserver` (where processes come from), `worker` (what a process does), `pickling`, `wire`
 (what travels, and how), `output` (what ranks print), `report` (what is said when one fails),
 `torchrun` (the same call in processes that exist).

@@ -17,14 +17,11 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from playbook_utils.errors import LaunchError, LaunchTimeout, RankFailure
 from playbook_utils.workers import pickling
+from playbook_utils.workers.rank import Rank
 from playbook_utils.workers.worker import Frame, Raised
-
-if TYPE_CHECKING:
-    from playbook_utils.workers.session import Rank
 
 __all__ = ["failure", "is_cause", "is_whole", "unreadable"]
 

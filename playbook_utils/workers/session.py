@@ -19,16 +19,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from playbook_utils.errors import LaunchInterrupted
 from playbook_utils.workers import pickling, report, wire
 from playbook_utils.workers.output import RankedOutput
+from playbook_utils.workers.rank import Rank
 from playbook_utils.workers.servers import Server
-from playbook_utils.workers.worker import Descriptors, Raised
+from playbook_utils.workers.worker import Descriptors
 
-__all__ = ["Rank", "Session", "rendezvous_file"]
+__all__ = ["Session", "rendezvous_file"]
 
 GATHER_S = 0.3
 """After each failure: how long others may still fail of themselves before all are stopped."""
@@ -38,33 +38,6 @@ DUMP_S = 0.5
 POLL_S = 0.05
 START_TIMEOUT_S = 120.0
 _READ_BYTES = 1 << 16
-
-
-@dataclass
-class Rank:
-    """What is known of one rank."""
-
-    rank: int
-    pid: int
-    task: socket.socket
-    pipes: dict[str, int]
-    """Read ends: {"stdout": fd, "stderr": fd, "dump": fd}."""
-    reader: wire.FrameReader = field(default_factory=wire.FrameReader)
-    ready: bool = False
-    result: bytearray | None = None
-    raised: Raised | None = None
-    exit_code: int | None = None
-    dump: bytearray = field(default_factory=bytearray)
-
-    @property
-    def done(self) -> bool:
-        """It returned, raised, or is gone."""
-        return self.result is not None or self.raised is not None or self.exit_code is not None
-
-    @property
-    def failed(self) -> bool:
-        """It raised, or is gone without an answer."""
-        return self.raised is not None or (self.result is None and self.exit_code is not None)
 
 
 class Session:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pickle
 import socket
 import threading
+from pathlib import Path
 
 from playbook_utils.errors import LaunchError, LaunchTimeout
 from playbook_utils.workers import report
-from playbook_utils.workers.session import Rank
+from playbook_utils.workers.rank import Rank
 from playbook_utils.workers.worker import Frame, Raised, describe
 
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3"
 LATE = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
 OWN = Frame("/home/me/lesson.py", 4, "train", "dist.all_reduce(x)")
-LIBRARY = Frame(report.__file__.replace("report", "session"), 9, "wrapper")
+LIBRARY = Frame(str(Path(report.__file__).with_name("session.py")), 9, "wrapper")
 
 
 def rank(number: int, **state) -> Rank:
