@@ -1,4 +1,4 @@
-"""What is known of one rank while its launch runs: filled by `session`, put in words by `report`."""
+"""What is known of one rank of a launch: filled by `session`, put in words by `report`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 
 from playbook_utils.workers import wire
-from playbook_utils.workers.worker import Raised
+from playbook_utils.workers.raised import Raised
 
 __all__ = ["Rank"]
 

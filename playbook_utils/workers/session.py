@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from playbook_utils.errors import LaunchInterrupted
 from playbook_utils.workers import pickling, report, wire
 from playbook_utils.workers.output import RankedOutput
 from playbook_utils.workers.rank import Rank
@@ -56,29 +55,33 @@ class Session:
 
         Raises:
             LaunchError, LaunchTimeout: a rank failed, or all stood still.
-            LaunchInterrupted: the cell was interrupted.
+            PlaybookError: the server is gone.
         """
         try:
             with self._cleanup:
                 self._cleanup.callback(self._selector.close)
-                self._cleanup.callback(self._server.end)
+                self._cleanup.callback(self._end)
                 self._start(payload, rendezvous)
                 self._wait(START_TIMEOUT_S, lambda rank: rank.ready or rank.done)
                 self._wait(timeout_s, lambda rank: rank.done)
                 self._ask_positions()
-                self._drain()
+                for rank in self.ranks:
+                    self._read_rest(rank)
                 if not all(rank.result is not None for rank in self.ranks):
                     raise report.failure(self.ranks, timeout_s)
                 for rank in self.ranks:
                     with contextlib.suppress(OSError):  # gone by itself, after its answer
                         wire.send_frame(rank.task, wire.BYE)
-                self._output.close()
-        except KeyboardInterrupt:
+        finally:
             self._output.close()
-            raise LaunchInterrupted(
-                f"interrupted; all {self._world_size} ranks were stopped"
-            ) from None
         return [self._result(rank) for rank in self.ranks]
+
+    def _end(self) -> None:
+        try:
+            self._server.end()
+        except KeyboardInterrupt:  # a second one, of an impatient hand
+            self._server.end()
+            raise
 
     def _start(self, payload: int, rendezvous: int) -> None:
         if self._server.fileno() >= 0:
@@ -181,12 +184,6 @@ class Session:
                     pass
             except EOFError:
                 pass
-
-    def _drain(self) -> None:
-        for rank in self.ranks:
-            self._read_rest(rank)
-        if not all(rank.result is not None for rank in self.ranks):
-            self._output.close()
 
     def _result(self, rank: Rank) -> Any:
         assert rank.result is not None

@@ -32,8 +32,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as distributed_c10d
 
 from playbook_utils.workers import pickling, wire
+from playbook_utils.workers.holders import unreturnable
+from playbook_utils.workers.mends import mend
+from playbook_utils.workers.raised import describe
 
-__all__ = ["Descriptors", "Frame", "Raised", "Setup", "device", "main", "run"]
+__all__ = ["Descriptors", "Setup", "device", "main", "run"]
 
 MARK = "PLAYBOOK_WORKER"
 """Set in the environment of workers, so that a launch inside a launch is recognised."""
@@ -74,27 +77,6 @@ class Setup:
     rendezvous_path: str | None
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One line of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception as it is sent to the notebook."""
-
-    summary: str
-    frames: tuple[Frame, ...]
-    causes: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
-    """The exceptions that led to it, nearest first: (summary, frames)."""
-    pickled: bytes | None = None
-
-
 def device() -> torch.device:
     """The device on which this rank computes: its GPU under nccl, else the CPU."""
     if torch.cuda.is_available() and dist.is_initialized() and "nccl" in dist.get_backend():
@@ -107,6 +89,7 @@ def run(rank: int, fds: Descriptors) -> NoReturn:
     status = 1
     try:
         _redirect(fds)
+        mend()
         task = socket.socket(fileno=fds.task)
         wire.send_frame(task, wire.READY)
         try:
@@ -133,7 +116,7 @@ def _redirect(fds: Descriptors) -> None:
     os.dup2(fds.stderr, 2)
     for fd in (null, fds.stdout, fds.stderr):
         os.close(fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    # They live as long as the process.
     sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts are the notebook's to handle
@@ -215,39 +198,7 @@ def _pickled_result(result: Any) -> memoryview:
     try:
         return pickling.dumps(result).data
     except Exception as error:
-        raise TypeError(
-            f"the result of this rank, a {type(result).__name__}, cannot be sent back "
-            f"({type(error).__name__}: {error}); return tensors, numbers or objects made of them"
-        ) from error
-
-
-def describe(error: BaseException) -> Raised:
-    """Turn an exception into something that always arrives."""
-    chain: list[tuple[str, tuple[Frame, ...]]] = []
-    cause: BaseException | None = error
-    while cause is not None and len(chain) < 10:
-        chain.append((_summary(cause), _frames(cause)))
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    try:
-        pickled = bytes(pickling.dumps(error).data)
-        pickling.loads(pickled)
-    except Exception:
-        pickled = None
-    return Raised(*chain[0], causes=tuple(chain[1:]), pickled=pickled)
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _frames(error: BaseException) -> tuple[Frame, ...]:
-    own = {__file__, pickling.__file__}
-    stack = traceback.extract_tb(error.__traceback__)
-    return tuple(
-        Frame(f.filename, f.lineno or 0, f.name, f.line or "")
-        for f in stack
-        if f.filename not in own
-    )
+        raise TypeError(unreturnable(result, error)) from None
 
 
 def _flush() -> None:
