@@ -7,7 +7,9 @@ import functools
 import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import psutil
@@ -212,11 +214,27 @@ def test_a_launch_inside_a_launch_is_refused() -> None:
         ({"world_size": 2, "order": "random"}, ValueError, '"rank" or "arrival"'),
         ({"world_size": 2, "threads": 0}, ValueError, "positive int"),
         ({"world_size": 2, "start_method": "forkserver"}, ValueError, '"fork", "spawn"'),
+        ({"world_size": numpy.bool_(True)}, TypeError, "int, found np.True_"),
+        ({"world_size": 2.0}, TypeError, "int, found 2.0"),
+        ({"world_size": 2, "threads": True}, ValueError, "positive int"),
+        ({"world_size": "4" * 10_000}, TypeError, r"^.{1,100}$"),
+        (
+            {"world_size": 2, "lr": 0.1},
+            TypeError,
+            r"no argument 'lr'.* launch\(functools.partial\(rank_squared, lr=...\), ...\)$",
+        ),
     ],
 )
 def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         launch(rank_squared, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [numpy.int64, numpy.uint8, torch.tensor])
+def test_counts_of_numpy_and_torch_are_counts(kind: Callable[[int], Any]) -> None:
+    found = launch(torch.get_num_threads, world_size=kind(2), threads=kind(1))
+    assert found == [1, 1]
+    assert launch(rank_squared, world_size=1, timeout_s=numpy.float32(30)) == [0]
 
 
 def test_nccl_without_gpus_is_refused() -> None:
@@ -231,12 +249,12 @@ def test_a_call_in_place_of_a_function_is_refused() -> None:
         launch(3, world_size=2)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_what_cannot_be_sent_or_sent_back_is_named() -> None:
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="cannot be sent to workers"):
+    with pytest.raises(TypeError, match=r"variable `lock` around <lambda> holds a lock, .* inside"):
         launch(lambda: lock, world_size=1)
-    with pytest.raises(LaunchError, match="a lock, cannot be sent back"):
-        launch(threading.Lock, world_size=1)
+    with pytest.raises(LaunchError, match=r"holds a lock in `\['a'\]\[1\]`, .* sent back"):
+        launch(lambda: {"a": (1, threading.Lock())}, world_size=1)
 
 
 def test_a_counter_is_the_workers_own() -> None:
