@@ -85,6 +85,7 @@ class ForkServer:
                 [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
+                cwd="/",  # the kernel's own may be deleted, and torch would not load from there
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -183,9 +184,12 @@ class ForkServer:
     def _lost(self) -> PlaybookError:
         self._control.close()
         status = self._process.wait()
+        how = f"exit code {status}; its own message is above or in the terminal"
+        if status < 0:
+            how = f"killed by signal {-status}, {signal.strsignal(-status)}"
         return PlaybookError(
-            f"the process that workers are forked from ended (exit code {status}); "
-            "its own message is above or in the terminal. The next launch starts a new one"
+            f"the process that workers are forked from ended ({how}); the next launch starts a "
+            "new one"
         )
 
 
