@@ -57,8 +57,8 @@ _SHAPED = re.compile(
     r"|all_to_all(_single)?) \("
 )
 _SHAPES_HINT = (
-    "\nif every rank makes this call, their tensors may differ in shape: with "
-    'os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch(), PyTorch compares and says so'
+    "\nif every rank makes this call, their tensors may differ in shape: PyTorch compares and says "
+    'so\nwith os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch()'
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 MAX_REPORT_CHARS = 20_000
