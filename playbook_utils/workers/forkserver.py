@@ -4,7 +4,8 @@ It is exec'ed by the notebook's kernel, so it holds none of the kernel's threads
 contexts, and it stays single-threaded, so that forking it is sound. It must never call
 `torch.cuda`. What first use would cost every worker anew (`SLOW_IMPORTS`: an optimizer imports
 torch._dynamo) it imports once, and only while no rank is alive: when the notebook asks for it
-(the function names an optimizer), when a rank of the launch before imported it, or when idle.
+(the function names an optimizer), when a rank of the launch before imported it, or (torch._dynamo
+alone, which every training needs) when nothing is asked of it.
 
 Every process it forks, and every process those leave behind, is killed when a launch ends or the
 kernel closes the control socket, be it because it was killed itself. It is its descendants'
@@ -12,8 +13,8 @@ reaper (PR_SET_CHILD_SUBREAPER), so that none escapes. Linux only; elsewhere `se
 each worker anew.
 
 Messages on the control socket (SEQPACKET), JSON, from the kernel: fork (rank; the descriptors
-ride along), signal (pids, number), end (kill all), import (modules, as many of `SLOW_IMPORTS`). To the kernel: ready, forked (pid), exited
-(pid, status), ended.
+ride along), signal (pids, number), import (modules of `SLOW_IMPORTS`), end (kill all). To the
+kernel: ready, forked (pid), exited (pid, status), ended.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class _Server:
             readable, _, _ = select.select(sources, [], [], POLL_S)
             if os.getppid() != self._kernel:
                 break
-            if not readable and self._imports and not self._ranks:
-                self._import(self._imports[:1])
+            if not readable and not self._ranks:
+                self._import(["torch._dynamo"])
             if self._wake in readable:
                 os.read(self._wake, 4096)
                 self._reap()
@@ -126,7 +127,7 @@ class _Server:
         else:
             self._end()
             self._tell(event="ended")
-            self._import([m for m, n in zip(SLOW_IMPORTS, self._imported, strict=True) if n])
+            self._import([m for m, n in zip(SLOW_IMPORTS, self._imported[:], strict=True) if n])
         return True
 
     def _fork(self, rank: int, fds: list[int]) -> None:
