@@ -136,9 +136,9 @@ def launch(
                 rendezvous_path=path,
                 **_notebooks(),
             )
-            payload, names = _payload(setup, fn, args)
+            payload = wire.anonymous_file()
             stack.callback(os.close, payload)
-            server.expect(names)
+            server.expect(_payload(payload, setup, fn, args))
             session = Session(server, world_size, RankedOutput(world_size, order))
             return session.run(payload, rendezvous, timeout_s)
     except LaunchError as error:
@@ -249,11 +249,11 @@ def _notebooks() -> dict[str, Any]:
 
 
 def _payload(
-    setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]
-) -> tuple[int, frozenset[str]]:
-    """A file that holds what the ranks need, and the names in the code of the functions."""
+    fd: int, setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> frozenset[str]:
+    """Write what the ranks need to a file; the names in the code of the functions."""
     try:
-        body = pickling.dumps((fn, args))
+        body = pickling.dumps((fn, args), out_of_band=True)
     except Exception as error:
         raise TypeError(
             f"the function or its arguments cannot be sent to workers "
@@ -261,9 +261,5 @@ def _payload(
             "a process group must be made inside the function"
         ) from error
     setup.sources.update(body.sources)
-    head = pickle.dumps(setup)
-    fd = wire.anonymous_file(len(head).to_bytes(8, "big") + head)
-    view = body.data
-    while len(view):
-        view = view[os.write(fd, view) :]
-    return fd, body.names
+    wire.write_parts(fd, [pickle.dumps(setup), body.data, *body.buffers])
+    return body.names
