@@ -151,8 +151,9 @@ def launch(
             rendezvous_path=path,
             **_notebooks(),
         )
-        payload = _payload(setup, fn, args)
+        payload = wire.anonymous_file()
         stack.callback(os.close, payload)
+        server.expect(_payload(payload, setup, fn, args))
         session = Session(server, world_size, RankedOutput(world_size, order))
         return session.run(payload, rendezvous, timeout_s)
 
@@ -312,15 +313,14 @@ def _notebooks() -> dict[str, Any]:
     }
 
 
-def _payload(setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
+def _payload(
+    fd: int, setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> frozenset[str]:
+    """Write what the ranks need to a file; the names in the code of the functions."""
     try:
-        body = pickling.dumps((fn, args))
+        body = pickling.dumps((fn, args), out_of_band=True)
     except Exception as error:
         raise without_frames(TypeError(unsendable(fn, args, error))) from None
     setup.sources.update(body.sources)
-    head = pickle.dumps(setup)
-    fd = wire.anonymous_file(len(head).to_bytes(8, "big") + head)
-    view = body.data
-    while len(view):
-        view = view[os.write(fd, view) :]
-    return fd
+    wire.write_parts(fd, [pickle.dumps(setup), body.data, *body.buffers])
+    return body.names

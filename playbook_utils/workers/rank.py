@@ -22,6 +22,8 @@ class Rank:
     """Read ends: {"stdout": fd, "stderr": fd, "dump": fd}."""
     reader: wire.FrameReader = field(default_factory=wire.FrameReader)
     ready: bool = False
+    buffers: list[memoryview] = field(default_factory=list)
+    """Large parts of the result, which came before it."""
     result: bytearray | None = None
     raised: Raised | None = None
     exit_code: int | None = None

@@ -159,6 +159,8 @@ class Session:
             for kind, data in rank.reader.read(rank.task):
                 if kind == wire.READY:
                     rank.ready = True
+                elif kind == wire.BUFFER:
+                    rank.buffers.append(memoryview(data))
                 elif kind == wire.RESULT:
                     rank.result = data
                 else:
@@ -188,8 +190,9 @@ class Session:
     def _result(self, rank: Rank) -> Any:
         assert rank.result is not None
         data, rank.result = rank.result, None
+        buffers, rank.buffers = rank.buffers, []
         try:
-            return pickling.loads(data)
+            return pickling.loads(data, buffers)
         except Exception as error:
             raise report.unreadable(rank.rank, error) from error
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
 import os
 import pickle
 import random
@@ -53,7 +52,7 @@ class Descriptors:
     dump: int
     """faulthandler writes the Python stack here on SIGUSR1."""
     payload: int
-    """File: 8 bytes length of the pickled `Setup`, the `Setup`, then the pickled (fn, args)."""
+    """File of parts (`wire`): the pickled `Setup`, the pickled (fn, args), its buffers."""
     rendezvous: int
     """File that FileStore uses to let the ranks find each other; -1 where it has a path."""
     lifeline: int = -1
@@ -95,11 +94,13 @@ def run(rank: int, fds: Descriptors) -> NoReturn:
         try:
             fn, args = _prepare(rank, fds)
             result = fn(*args)
-            kind, data = wire.RESULT, _pickled_result(result)
+            kind, answer = wire.RESULT, _pickled_result(result)
         except BaseException as error:
-            kind, data = wire.RAISED, memoryview(pickle.dumps(describe(error)))
+            kind, answer = wire.RAISED, pickling.Payload(memoryview(pickle.dumps(describe(error))))
         _flush()
-        wire.send_frame(task, kind, data)
+        for buffer in answer.buffers:
+            wire.send_frame(task, wire.BUFFER, buffer)
+        wire.send_frame(task, kind, answer.data)
         task.recv(9)  # "bye", or the end of the notebook
         status = 0
     except BaseException:
@@ -131,14 +132,12 @@ def _die_with_notebook(lifeline: int) -> None:
 
 
 def _prepare(rank: int, fds: Descriptors) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    # Mapped, not read: all ranks share the pages, and one read ends after 2 GiB.
-    content = memoryview(mmap.mmap(fds.payload, 0, prot=mmap.PROT_READ))
-    head_bytes = int.from_bytes(content[:8], "big")
-    setup: Setup = pickle.loads(content[8 : 8 + head_bytes])
+    head, body, *buffers = wire.map_parts(fds.payload)
+    setup: Setup = pickle.loads(head)
     _enter(rank, setup)
     path = setup.rendezvous_path or f"/proc/self/fd/{fds.rendezvous}"
     _join(rank, setup, path)
-    fn, args = pickling.loads(content[8 + head_bytes :])
+    fn, args = pickling.loads(body, buffers)
     pickling.fill_main(fn)
     return fn, args
 
@@ -194,9 +193,9 @@ def _join(rank: int, setup: Setup, rendezvous_path: str) -> None:
     )
 
 
-def _pickled_result(result: Any) -> memoryview:
+def _pickled_result(result: Any) -> pickling.Payload:
     try:
-        return pickling.dumps(result).data
+        return pickling.dumps(result, out_of_band=True)
     except Exception as error:
         raise TypeError(unreturnable(result, error)) from None
 

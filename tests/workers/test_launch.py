@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -79,6 +80,26 @@ def test_a_module_comes_back_with_its_gradients_and_its_ties() -> None:
 def test_200_megabytes_come_back() -> None:
     (tensor,) = launch(lambda: torch.arange(50_000_000, dtype=torch.float32), world_size=1)
     assert tensor.nbytes == 200_000_000 and tensor[-1] == 49_999_999
+
+
+# A spawned rank has 150 MB of its own before it is sent anything, a forked one 20.
+@pytest.mark.parametrize(("start_method", "limit_kib"), [("fork", 100_000), ("spawn", 250_000)])
+def test_ranks_share_the_pages_of_what_they_are_sent(start_method: str, limit_kib: int) -> None:
+    def look(sent: list) -> tuple[float, int, list[float]]:
+        """The sum, the KiB that this rank has for itself after it, what its changes made."""
+        total = sum(float(x.sum()) for x in sent)
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        (own,) = [int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")]
+        for x in sent:
+            x[0] += 1 + dist.get_rank()
+        dist.barrier()
+        return total, own, [float(x[0]) for x in sent]
+
+    sent = [torch.ones(40_000_000), numpy.ones(5_000_000)]  # 200 MB
+    results = launch(look, sent, world_size=2, start_method=start_method)
+    assert [(a, b) for a, _, b in results] == [(45e6, [2, 2]), (45e6, [3, 3])]
+    assert all(own < limit_kib for _, own, _ in results), results
+    assert sent[0][0] == 1 and sent[1][0] == 1
 
 
 def test_fifty_launches_in_a_row_leave_no_descriptor() -> None:
