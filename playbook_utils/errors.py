@@ -17,6 +17,8 @@ Bad arguments raise `ValueError` (or `TypeError`); those are not listed here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 __all__ = [
     "CheckFailed",
@@ -30,7 +32,10 @@ __all__ = [
     "RaceError",
     "RankFailure",
     "StaleNotebookError",
+    "without_frames",
 ]
+
+E = TypeVar("E", bound=BaseException)
 
 
 class PlaybookError(Exception):
@@ -50,14 +55,20 @@ class RankFailure:
     """The exception itself, where it could be pickled."""
 
 
-class _ShownWithoutFrames:
-    """In a notebook the message is the whole report: the launcher's own frames say nothing."""
+def without_frames(error: E) -> E:
+    """The error, of which a notebook shows the message alone: our own frames tell nobody anything.
 
-    def _render_traceback_(self) -> list[str]:  # IPython's protocol
-        return f"{type(self).__name__}: {self}".splitlines()
+    In a plain script the traceback begins anew where it is raised.
+    """
+    error._render_traceback_ = partial(_message_lines, error)  # type: ignore[attr-defined]
+    return error.with_traceback(None)
 
 
-class LaunchError(_ShownWithoutFrames, PlaybookError):
+def _message_lines(error: BaseException) -> list[str]:  # IPython's protocol
+    return f"{type(error).__name__}: {error}".splitlines()
+
+
+class LaunchError(PlaybookError):
     """At least one rank failed; all ranks were stopped."""
 
     def __init__(
@@ -86,7 +97,7 @@ class NestedLaunchError(PlaybookError):
     """`launch` was called inside a worker that `launch` started."""
 
 
-class LaunchInterrupted(_ShownWithoutFrames, KeyboardInterrupt):
+class LaunchInterrupted(KeyboardInterrupt):
     """The kernel was interrupted while workers ran; all of them were stopped."""
 
 

@@ -4,10 +4,11 @@
     results = launch(train, batches, world_size=4)
 
 `launch` and `prewarm` are what lessons use; `device` names the device of a rank from inside.
-The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `servers` and
-`forkserver` (where processes come from), `worker` (what a process does), `pickling`, `wire`
-(what travels, and how), `output` (what ranks print), `report` (what is said when one fails),
-`torchrun` (the same call in processes that exist), `network` (a slow one, emulated).
+The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `rank` (what
+is known of one rank), `servers` and `forkserver` (where processes come from), `worker` (what a
+process does), `mends` (traps taken out of it), `pickling`, `wire` (what travels, and how),
+`holders` (what cannot), `output` (what ranks print), `raised`, `report` (what is said when one
+fails), `torchrun` (the same call in processes that exist), `network` (a slow one, emulated).
 """
 
 from playbook_utils.workers.launcher import launch, prewarm, shutdown

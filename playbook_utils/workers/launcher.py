@@ -17,18 +17,28 @@ Left out: Windows (run Jupyter in WSL2); several machines without torchrun.
 from __future__ import annotations
 
 import atexit
+import numbers
+import operator
 import os
 import pickle
+import reprlib
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
 
-from playbook_utils.errors import LaunchError, LaunchInterrupted, NestedLaunchError
-from playbook_utils.workers import pickling, torchrun, wire
+from playbook_utils.errors import (
+    LaunchError,
+    LaunchInterrupted,
+    NestedLaunchError,
+    PlaybookError,
+    without_frames,
+)
+from playbook_utils.workers import pickling, report, torchrun, wire
+from playbook_utils.workers.holders import unsendable
 from playbook_utils.workers.output import Order, RankedOutput
 from playbook_utils.workers.servers import ForkServer, Server, SpawnServer
 from playbook_utils.workers.session import Session, rendezvous_file
@@ -81,6 +91,7 @@ def launch(
     order: Order = "rank",
     threads: int | None = None,
     start_method: StartMethod | None = None,
+    **unknown: Any,
 ) -> list[R]:
     """Run `fn(*args)` on `world_size` ranks; returns [result of rank 0, result of rank 1, ...].
 
@@ -113,38 +124,56 @@ def launch(
             "workers: call collectives of torch.distributed there, or make a subgroup with "
             "torch.distributed.new_group, and call launch() from the notebook only"
         )
-    _check(fn, world_size, backend, timeout_s, collective_timeout_s, order, threads)
+    try:
+        world_size = _checked(fn, world_size, unknown)
+        threads = _check_options(backend, timeout_s, collective_timeout_s, order, threads)
+        method = _start_method(start_method)
+        if not torchrun.is_active():
+            _check_machine(world_size, backend)
+    except (OSError, TypeError, ValueError) as error:
+        raise without_frames(error) from None
     if torchrun.is_active():
         return torchrun.run(fn, args, world_size, backend, collective_timeout_s)
-    _check_machine(world_size, backend)
-    method = _start_method(start_method)
-    threads = threads or max(1, _cores() // world_size)
     chosen = backend or _default_backend(world_size)
+    with _told(world_size), _SERVERS.lock, ExitStack() as stack:
+        cwd = _working_directory()
+        server = _SERVERS.get(method)
+        rendezvous, path = rendezvous_file(stack, server)
+        setup = Setup(
+            world_size=world_size,
+            backend=chosen,
+            collective_timeout_s=_collective_timeout_s(chosen, collective_timeout_s, timeout_s),
+            threads=threads or max(1, _cores() // world_size),
+            environ=dict(os.environ),
+            cwd=cwd,
+            sys_path=list(sys.path),
+            sources={},
+            rendezvous_path=path,
+            **_notebooks(),
+        )
+        payload = wire.anonymous_file()
+        stack.callback(os.close, payload)
+        server.expect(_payload(payload, setup, fn, args))
+        session = Session(server, world_size, RankedOutput(world_size, order))
+        return session.run(payload, rendezvous, timeout_s)
+
+
+@contextmanager
+def _told(world_size: int) -> Iterator[None]:
+    """Tells what goes wrong in one message, and shows none of our frames."""
     try:
-        with _SERVERS.lock, ExitStack() as stack:
-            server = _SERVERS.get(method)
-            rendezvous, path = rendezvous_file(stack, server)
-            setup = Setup(
-                world_size=world_size,
-                backend=chosen,
-                collective_timeout_s=_collective_timeout_s(chosen, collective_timeout_s, timeout_s),
-                threads=threads,
-                environ=dict(os.environ),
-                cwd=os.getcwd(),
-                sys_path=list(sys.path),
-                sources={},
-                rendezvous_path=path,
-                **_notebooks(),
-            )
-            payload = _payload(setup, fn, args)
-            stack.callback(os.close, payload)
-            session = Session(server, world_size, RankedOutput(world_size, order))
-            return session.run(payload, rendezvous, timeout_s)
+        yield
     except LaunchError as error:
-        cause = error.failures[0].exception if error.failures else None
-        raise error.with_traceback(None) from cause
-    except LaunchInterrupted as error:
-        raise error.with_traceback(None) from None
+        raise without_frames(error) from report.cause(error)
+    except PlaybookError as error:
+        raise without_frames(error) from None
+    except KeyboardInterrupt:
+        text = f"interrupted; all {world_size} ranks were stopped"
+        raise without_frames(LaunchInterrupted(text)) from None
+    except OSError as error:
+        if missing := report.shortage(error):
+            raise without_frames(PlaybookError(missing)) from None
+        raise
 
 
 def prewarm() -> None:
@@ -163,38 +192,73 @@ def shutdown() -> None:
         _SERVERS.close()
 
 
-def _check(
-    fn: object,
-    world_size: object,
-    backend: object,
-    timeout_s: object,
-    collective_timeout_s: object,
-    order: object,
-    threads: object,
-) -> None:
+def _checked(fn: object, world_size: object, unknown: dict[str, object]) -> int:
+    """The world size, as an int."""
     if not callable(fn):
         raise TypeError(
             f"launch() needs a function first, found {type(fn).__name__}: "
             "launch(train, batches, world_size=4), without calling it"
         )
-    if not isinstance(world_size, int) or isinstance(world_size, bool):
-        raise TypeError(f"world_size must be an int, found {world_size!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be 1 or more processes, found {world_size}")
+    if unknown:
+        name = next(iter(unknown))
+        raise TypeError(
+            f"launch() itself has no argument {name!r}; for one of the function write "
+            f"launch(functools.partial({_name(fn)}, {name}=...), ...)"
+        )
+    number = _whole(world_size)
+    if number is None:
+        raise TypeError(f"world_size must be an int, found {reprlib.repr(world_size)}")
+    if number < 1:
+        raise ValueError(f"world_size must be 1 or more processes, found {number}")
+    return number
+
+
+def _check_options(
+    backend: object,
+    timeout_s: object,
+    collective_timeout_s: object,
+    order: object,
+    threads: object,
+) -> int | None:
+    """The threads, as an int."""
     if backend not in (None, "gloo", "nccl"):
-        raise ValueError(f'backend must be "gloo", "nccl" or None, found {backend!r}')
+        raise ValueError(f'backend must be "gloo", "nccl" or None, found {reprlib.repr(backend)}')
     for name, value in (("timeout_s", timeout_s), ("collective_timeout_s", collective_timeout_s)):
         if value is None and name == "collective_timeout_s":
             continue
-        if not isinstance(value, (int, float)) or not 0 < value < MAX_TIMEOUT_S:
+        if not isinstance(value, numbers.Real) or not 0 < float(value) < MAX_TIMEOUT_S:
             raise ValueError(
                 f"{name} must be seconds, more than 0 and less than {MAX_TIMEOUT_S:g} (a month), "
-                f"found {value!r}"
+                f"found {reprlib.repr(value)}"
             )
     if order not in ("rank", "arrival"):
-        raise ValueError(f'order must be "rank" or "arrival", found {order!r}')
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise ValueError(f"threads must be a positive int or None, found {threads!r}")
+        raise ValueError(f'order must be "rank" or "arrival", found {reprlib.repr(order)}')
+    number = _whole(threads)
+    if threads is not None and (number is None or number < 1):
+        raise ValueError(f"threads must be a positive int or None, found {reprlib.repr(threads)}")
+    return number
+
+
+def _whole(value: object) -> int | None:
+    """An int, where `value` is one or is NumPy's or PyTorch's; a truth value is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PlaybookError(
+            "the folder that this notebook runs in was deleted, and ranks would start in it: "
+            "os.chdir() to one that exists, then launch again"
+        ) from None
 
 
 def _check_machine(world_size: int, backend: str | None) -> None:
@@ -215,7 +279,9 @@ def _start_method(asked: StartMethod | None) -> StartMethod:
     if sys.platform == "win32":
         raise OSError("launch() needs a POSIX system: on Windows run Jupyter inside WSL2")
     if asked not in (None, "fork", "spawn"):
-        raise ValueError(f'start_method must be "fork", "spawn" or None, found {asked!r}')
+        raise ValueError(
+            f'start_method must be "fork", "spawn" or None, found {reprlib.repr(asked)}'
+        )
     if asked == "fork" and not sys.platform.startswith("linux"):
         raise ValueError('start_method "fork" is sound on Linux only; use "spawn"')
     return asked or ("fork" if sys.platform.startswith("linux") else "spawn")
@@ -247,19 +313,14 @@ def _notebooks() -> dict[str, Any]:
     }
 
 
-def _payload(setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
+def _payload(
+    fd: int, setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> frozenset[str]:
+    """Write what the ranks need to a file; the names in the code of the functions."""
     try:
-        body = pickling.dumps((fn, args))
+        body = pickling.dumps((fn, args), out_of_band=True)
     except Exception as error:
-        raise TypeError(
-            f"the function or its arguments cannot be sent to workers "
-            f"({type(error).__name__}: {error}); what holds an open file, a lock, a generator or "
-            "a process group must be made inside the function"
-        ) from error
+        raise without_frames(TypeError(unsendable(fn, args, error))) from None
     setup.sources.update(body.sources)
-    head = pickle.dumps(setup)
-    fd = wire.anonymous_file(len(head).to_bytes(8, "big") + head)
-    view = body.data
-    while len(view):
-        view = view[os.write(fd, view) :]
-    return fd
+    wire.write_parts(fd, [pickle.dumps(setup), body.data, *body.buffers])
+    return body.names

@@ -1,6 +1,6 @@
 """Moving functions, classes and tensors between a notebook and its workers.
 
-cloudpickle sends what a cell defines by value. Four things are mended here:
+cloudpickle sends what a cell defines by value. Five things are mended here:
 
 * it renames the file of every function to "<dynamic-code>", which loses the cell's lines from
   tracebacks and `inspect`: the name is kept, and the cells' sources travel along;
@@ -8,24 +8,28 @@ cloudpickle sends what a cell defines by value. Four things are mended here:
   the notebook would jump back: a class that is already here is left as it is;
 * a tensor travels as its bytes (torch's own way costs a zip archive per tensor), always to the
   CPU, with its `.grad` and attributes; two names for one tensor stay one (tied weights);
+* bytes of a page or more, of tensors and of NumPy arrays, are kept out of the pickle and never
+  copied into it; where many arrive at once, the receiver's tensors are views of what arrived;
 * what arrives by value is put into the worker's `__main__`, so that plain pickle (as in
   `all_gather_object`) finds the classes of a cell.
 
-Left out: tensors that are views of one storage arrive as separate tensors, contiguous.
+Left out: tensors that are views of one storage arrive as separate tensors, contiguous; one that
+arrives as a view of a large payload cannot be resized.
 
-    payload = dumps(obj)            # payload.data, payload.sources
-    obj = loads(payload.data)
+    payload = dumps(obj)            # payload.data, payload.buffers, payload.sources
+    obj = loads(payload.data, payload.buffers)
 """
 
 from __future__ import annotations
 
 import io
 import linecache
+import mmap
 import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,25 +39,47 @@ from cloudpickle import cloudpickle as _cloudpickle
 
 __all__ = ["Payload", "add_sources", "dumps", "fill_main", "loads"]
 
+OUT_OF_BAND_BYTES = mmap.PAGESIZE
+"""Smaller buffers are part of the pickle: each would cost more to handle than to copy."""
+VIEWS_FROM_BYTES = 16 << 20
+"""Tensors of less than that in all are copied on arrival, so that they can be resized."""
+
 
 @dataclass(frozen=True)
 class Payload:
     """A pickled object and the cells it came from."""
 
     data: memoryview
+    buffers: list[memoryview] = field(default_factory=list)
+    """The memory of large tensors and arrays, in the order in which `loads` wants it."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """{file name: text} of the code that no file holds."""
+    names: frozenset[str] = frozenset()
+    """What the code of the functions calls things: globals, attributes, imports."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
+    def __init__(self, file: io.BytesIO, out_of_band: bool) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep if out_of_band else None)
+        self.buffers: list[memoryview] = []
         self.code_files: set[str] = set()
+        self.names: set[str] = set()
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer is to be part of the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < OUT_OF_BAND_BYTES:
+            return True
+        self.buffers.append(raw)
+        return False
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             self.code_files.add(obj.co_filename)
+            self.names.update(obj.co_names)
             return _reduce_code(obj)
+        if isinstance(obj, types.FunctionType):
+            self.names.update(obj.__code__.co_names)  # also of one that travels by its name only
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
             return _reduce_tensor(obj)
         return super().reducer_override(obj)
@@ -80,7 +106,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 def _make_tensor(
-    raw: bytearray,
+    raw: bytearray | memoryview,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     requires_grad: bool,
@@ -88,10 +114,12 @@ def _make_tensor(
     grad: torch.Tensor | None,
     attributes: dict[str, Any],
 ) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=dtype)
+    tensor = torch.empty(0, dtype=dtype)
     if raw:
-        flat = torch.frombuffer(raw, dtype=torch.uint8)
-        tensor.view(-1).view(torch.uint8).copy_(flat)
+        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+        tensor.set_(storage, 0, shape)  # type: ignore[call-overload]
+    if not (isinstance(raw, memoryview) and memoryview(raw.obj).nbytes >= VIEWS_FROM_BYTES):
+        tensor = torch.empty(shape, dtype=dtype).copy_(tensor.view(shape))
     if is_parameter:
         tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
     else:
@@ -130,8 +158,8 @@ class _Reader:
 class _Unpickler(pickle.Unpickler):
     """Leaves classes that this process already has as they are."""
 
-    def __init__(self, file: _Reader) -> None:
-        super().__init__(file)
+    def __init__(self, file: _Reader, buffers: Iterable[memoryview]) -> None:
+        super().__init__(file, buffers=buffers)
         self._new_classes: set[type] = set()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -154,22 +182,27 @@ class _Unpickler(pickle.Unpickler):
         return make
 
 
-def dumps(obj: Any) -> Payload:
-    """Pickle `obj`; raises what its parts raise where they cannot be pickled."""
+def dumps(obj: Any, *, out_of_band: bool = False) -> Payload:
+    """Pickle `obj`; raises what its parts raise where they cannot be pickled.
+
+    Args:
+        out_of_band: give the memory of large tensors and arrays beside the pickle, not in it.
+            It is the object's own where that is contiguous and on the CPU: use it at once.
+    """
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _Pickler(file, out_of_band)
     pickler.dump(obj)
     sources = {}
     for name in pickler.code_files:
         lines = [] if os.path.exists(name) else linecache.getlines(name)
         if lines:
             sources[name] = "".join(lines)
-    return Payload(file.getbuffer(), sources)
+    return Payload(file.getbuffer(), pickler.buffers, sources, frozenset(pickler.names))
 
 
-def loads(data: bytes | bytearray | memoryview) -> Any:
+def loads(data: bytes | bytearray | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
     """Unpickle, leaving classes that this process already has as they are."""
-    return _Unpickler(_Reader(data)).load()
+    return _Unpickler(_Reader(data), buffers).load()
 
 
 def add_sources(sources: Mapping[str, str]) -> None:

@@ -2,7 +2,8 @@
 
 A rank that only lost a peer ("connection closed") is no cause while another explains it. Equal
 tracebacks are told once. Of a traceback the notebook's own lines are shown; those of the launcher
-and of libraries are left out, but for the name of the library call that raised.
+and of libraries are left out, but for the name of the library call that raised. Lines that repeat
+are folded, and what is too long to read is cut in its middle, which the text says.
 
     raise failure(ranks, timeout_s)
 """
@@ -10,23 +11,23 @@ and of libraries are left out, but for the name of the library call that raised.
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import re
 import signal
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import traceback
+from collections.abc import Sequence
 
 from playbook_utils.errors import LaunchError, LaunchTimeout, RankFailure
-from playbook_utils.workers import pickling
-from playbook_utils.workers.worker import Frame, Raised
+from playbook_utils.workers import pickling, worker
+from playbook_utils.workers.raised import SUMMARY_CHARS, Frame, Raised, cut
+from playbook_utils.workers.rank import Rank
 
-if TYPE_CHECKING:
-    from playbook_utils.workers.session import Rank
-
-__all__ = ["failure", "is_cause", "is_whole", "unreadable"]
+__all__ = ["cause", "failure", "is_cause", "is_whole", "shortage", "unreadable"]
 
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|closed by peer"
@@ -42,6 +43,28 @@ _TIMED_OUT = re.compile(
 _COLLECTIVE = re.compile(r"^(RuntimeError|torch\.distributed\.Dist\w*Error): ")
 _DUMP_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
 _WRAPPERS = {"wrapper", "inner", "_fn", "wrapped"}
+# What the launcher's own part of a worker is doing, by the function of `worker` that it is in.
+_STAGES = {
+    worker.run.__name__: "",
+    worker._prepare.__name__: "receiving the function and its arguments",
+    worker._enter.__name__: "entering the notebook's folder and environment",
+    worker._join.__name__: "joining the other ranks",
+    worker._pickled_result.__name__: "sending its result back",
+}
+# Of these, tensors of different shapes on different ranks look like a deadlock.
+_SHAPED = re.compile(
+    r"(all_reduce|reduce|broadcast|(all_)?gather(_into_tensor)?|scatter|reduce_scatter(_tensor)?"
+    r"|all_to_all(_single)?) \("
+)
+_SHAPES_HINT = (
+    "\nif every rank makes this call, their tensors may differ in shape: PyTorch compares and says "
+    'so\nwith os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch()'
+)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+MAX_REPORT_CHARS = 20_000
+MAX_LINE_CHARS = 200
+MAX_FRAMES = 24
+MAX_CAUSES = 10
 
 
 def is_cause(rank: Rank) -> bool:
@@ -64,26 +87,48 @@ def failure(ranks: Sequence[Rank], timeout_s: float) -> LaunchError:
     world = len(ranks)
     if deadlock:
         text = "deadlock: a collective reached its timeout, its ranks waited in vain\n"
-        return LaunchTimeout(text + _where(positions), (), positions)
+        return LaunchTimeout(text + _where(positions) + _hint(positions), (), positions)
     if not causes and not any(rank.failed for rank in ranks):
         late = [rank.rank for rank in ranks if not rank.done]
         text = f"{_names(late, world)} did not finish within {timeout_s:g} s\n"
-        return LaunchTimeout(text + _where(positions), (), positions)
+        return LaunchTimeout(text + _where(positions) + _hint(positions), (), positions)
     causes = causes or [rank for rank in ranks if rank.failed]
     failures = tuple(_rank_failure(rank) for rank in causes)
-    text = f"{_names([f.rank for f in failures], world)} failed\n" + _tracebacks(failures)
+    text = f"{_names([f.rank for f in failures], world)} failed\n"
+    text += cut(_tracebacks(failures), MAX_REPORT_CHARS)
     others = {r: p for r, p in positions.items() if r not in {f.rank for f in failures}}
     if others:
         text += "where the others were\n" + _where(others)
     return LaunchError(text, failures, positions)
 
 
+def cause(error: LaunchError) -> BaseException | None:
+    """The first rank's exception, as far as its whole text may be shown below the error's."""
+    exception = error.failures[0].exception if error.failures else None
+    with contextlib.suppress(Exception):  # what its class does to show it is not ours
+        text = "".join(traceback.format_exception(exception)) if exception else ""
+        return exception if len(text) < 2 * SUMMARY_CHARS else None
+    return None
+
+
+def shortage(error: OSError) -> str | None:
+    """What this process lacks to start ranks, and what to do; None where it is something else."""
+    if error.errno == errno.EMFILE:
+        return (
+            "this process may open no more files, and a launch needs 10 and 4 for each rank: "
+            "close some, or raise the limit (ulimit -n in the shell that starts Jupyter)"
+        )
+    if error.errno in (errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC):
+        return f"this machine has no room for more ranks ({error.strerror}): end other programs"
+    return None
+
+
 def unreadable(rank: int, error: Exception) -> LaunchError:
     """The error for a result that arrived but cannot be unpickled here."""
     summary = (
         f"the result of rank {rank} cannot be rebuilt in this process "
-        f"({type(error).__name__}: {error}); return plain tensors or numbers, "
-        "for a DTensor its full_tensor()"
+        f"({cut(f'{type(error).__name__}: {error}', SUMMARY_CHARS)}); return plain tensors, "
+        "numbers, or for a DTensor its full_tensor()"
     )
     return LaunchError(summary, (RankFailure(rank, summary),))
 
@@ -130,25 +175,36 @@ def _how_it_ended(exit_code: int | None) -> str:
 
 
 def _text(raised: Raised) -> str:
-    lines = [raised.summary, *_frame_lines(raised.frames)]
-    for summary, frames in raised.causes:
-        lines += [f"caused by {summary}", *_frame_lines(frames)]
-    return "\n".join(lines)
+    blocks = [[raised.summary, *_frame_lines(raised.frames)]]
+    blocks += [[f"{c.how} {c.summary}", *_frame_lines(c.frames)] for c in raised.causes]
+    return "\n".join(_ends(blocks, MAX_CAUSES, "exceptions"))
 
 
-def _frame_lines(frames: Iterable[Frame]) -> list[str]:
-    frames = list(frames)
-    own = [i for i, frame in enumerate(frames) if not _is_library(frame.file)]
-    lines = []
-    for i in own:
-        frame = frames[i]
-        lines.append(f"  {_place(frame)}, in {frame.function}")
+def _frame_lines(sent: Sequence[Frame]) -> list[str]:
+    frames = _inside(sent)
+    blocks = []
+    for frame, same in itertools.groupby(f for f in frames if not _is_library(f.file)):
+        lines = [f"  {_place(frame)}, in {frame.function}"]
         if frame.text:
             lines.append(f"    {frame.text.strip()}")
-    if frames and (not own or own[-1] < len(frames) - 1):
+        if repeats := len(list(same)) - 1:
+            lines.append(f"    ... the same line {repeats} more times ...")
+        blocks.append(lines)
+    lines = _ends(blocks, MAX_FRAMES, "lines of the traceback")
+    if frames and _is_library(frames[-1].file):
         last = frames[-1]
         lines.append(f"  then in {last.function} ({_short(last.file)}, line {last.line})")
+    if stage := _stage(sent):
+        lines.append(f"  while {stage}")
     return lines
+
+
+def _ends(blocks: Sequence[list[str]], limit: int, what: str) -> list[str]:
+    """The lines of all blocks, or of the first and last `limit` / 2 where there are more."""
+    if len(blocks) > limit:
+        gap = f"  ... {len(blocks) - 2 * (limit // 2)} {what} left out ..."
+        blocks = [*blocks[: limit // 2], [gap], *blocks[-(limit // 2) :]]
+    return [line for block in blocks for line in block]
 
 
 def _tracebacks(failures: Sequence[RankFailure]) -> str:
@@ -179,7 +235,7 @@ def _position(rank: Rank, deadlock: bool) -> str:
     if rank.raised is not None:
         frames = list(rank.raised.frames)
         if not (_timed_out(rank) or _lost_peer(rank)):
-            return f"had raised {rank.raised.summary.splitlines()[0]}"
+            return f"had raised {cut(rank.raised.summary.splitlines()[0], MAX_LINE_CHARS)}"
         # Of a deadlock the first to reach the timeout closes its connections: no news.
         ending = "" if deadlock or _timed_out(rank) else ", where it lost a peer"
         return _call(frames) + ending
@@ -191,19 +247,43 @@ def _position(rank: Rank, deadlock: bool) -> str:
     inner_first = [
         Frame(m["file"], int(m["line"]), m["function"]) for m in _DUMP_LINE.finditer(dump)
     ]
-    return _call(inner_first[::-1]) if inner_first else "in compiled code, no Python line known"
+    return _call(inner_first[::-1])
 
 
-def _call(frames: list[Frame]) -> str:
+def _hint(positions: dict[int, str]) -> str:
+    """Where all who wait are in one call: how shapes that differ would be seen."""
+    calls = set(positions.values()) - {"had returned"}
+    asked = os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"
+    return _SHAPES_HINT if len(calls) == 1 and _SHAPED.match(min(calls)) and not asked else ""
+
+
+def _call(sent: Sequence[Frame]) -> str:
     """The library call in which a stack, outermost first, stands, and the own line of it."""
+    frames = _inside(sent)
     own = [i for i, frame in enumerate(frames) if not _is_library(frame.file)]
+    place = _place(frames[own[-1]]) if own else ""
+    if stage := _stage(sent):
+        return f"still {stage}" + (f", at {place}" if place else "")
+    below = [frame.function for frame in frames[own[-1] + 1 if own else 0 :]]
+    call = next((name for name in below if name not in _WRAPPERS), "")
     if not own:
-        return f"{frames[-1].function} (before the function began)" if frames else "unknown"
-    place = _place(frames[own[-1]])
-    for frame in frames[own[-1] + 1 :]:
-        if frame.function not in _WRAPPERS:
-            return f"{frame.function} ({place})"
-    return f"{place}, in {frames[own[-1]].function}"
+        return call or "in compiled code, no Python line known"
+    return f"{call} ({place})" if call else f"{place}, in {frames[own[-1]].function}"
+
+
+def _stage(frames: Sequence[Frame]) -> str:
+    """What of the launcher's own work a stack is in; "" where it is in the function."""
+    return next((_STAGES[f.function] for f in reversed(frames) if _is_stage(f)), "")
+
+
+def _inside(frames: Sequence[Frame]) -> list[Frame]:
+    """The frames of the function, or of what is unpickled for it: none of the launcher's own."""
+    above = max((i for i, frame in enumerate(frames) if _is_stage(frame)), default=-1)
+    return [f for f in frames[above + 1 :] if os.path.dirname(f.file) != _HERE]
+
+
+def _is_stage(frame: Frame) -> bool:
+    return frame.file == worker.__file__ and frame.function in _STAGES
 
 
 def _is_library(file: str) -> bool:
@@ -211,10 +291,9 @@ def _is_library(file: str) -> bool:
 
 
 def _library_folders() -> tuple[str, ...]:
-    here = os.path.dirname(os.path.abspath(__file__))
     paths = sysconfig.get_paths()
     known = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    return (*known, site.getusersitepackages(), here, os.path.join(sys.base_prefix, "lib"))
+    return (*known, site.getusersitepackages(), _HERE, os.path.join(sys.base_prefix, "lib"))
 
 
 def _place(frame: Frame) -> str:

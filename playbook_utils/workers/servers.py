@@ -20,12 +20,13 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Protocol
 
 from playbook_utils.errors import PlaybookError
+from playbook_utils.workers.forkserver import SLOW_IMPORTS
 from playbook_utils.workers.worker import Descriptors
 
 __all__ = ["ForkServer", "Server", "SpawnServer"]
 
 START_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 60.0  # the server may be importing, on a busy machine
 # First `sys.path`, then import: the current folder may hold a file named like one of ours.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
 # Importing torch can take seconds; the kernel may be gone by then, and nothing is to outlive it.
@@ -42,6 +43,10 @@ class Server(Protocol):
 
     def start(self, rank: int, fds: Descriptors) -> int:
         """Start one worker; returns its process id. The descriptors stay open here."""
+        ...
+
+    def expect(self, names: frozenset[str]) -> None:
+        """Make ready, before a launch, for a function whose code uses these names."""
         ...
 
     def fileno(self) -> int:
@@ -85,6 +90,7 @@ class ForkServer:
                 [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Jupyter interrupts the kernel's whole process group
+                cwd="/",  # the kernel's own may be deleted, and torch would not load from there
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -103,6 +109,11 @@ class ForkServer:
         except OSError as error:
             raise self._lost() from error
         return int(self._wait_for("forked", START_TIMEOUT_S)["pid"])
+
+    def expect(self, names: frozenset[str]) -> None:
+        modules = [module for module, marks in SLOW_IMPORTS.items() if marks & names]
+        if modules:
+            self._order(do="import", modules=modules)
 
     def fileno(self) -> int:
         return self._control.fileno()
@@ -183,9 +194,12 @@ class ForkServer:
     def _lost(self) -> PlaybookError:
         self._control.close()
         status = self._process.wait()
+        how = f"exit code {status}; its own message is above or in the terminal"
+        if status < 0:
+            how = f"killed by signal {-status}, {signal.strsignal(-status)}"
         return PlaybookError(
-            f"the process that workers are forked from ended (exit code {status}); "
-            "its own message is above or in the terminal. The next launch starts a new one"
+            f"the process that workers are forked from ended ({how}); the next launch starts a "
+            "new one"
         )
 
 
@@ -209,6 +223,9 @@ class SpawnServer:
         )
         self._processes[process.pid] = process
         return process.pid
+
+    def expect(self, names: frozenset[str]) -> None:
+        pass
 
     def fileno(self) -> int:
         return -1

@@ -19,16 +19,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
-from playbook_utils.errors import LaunchInterrupted
 from playbook_utils.workers import pickling, report, wire
 from playbook_utils.workers.output import RankedOutput
+from playbook_utils.workers.rank import Rank
 from playbook_utils.workers.servers import Server
-from playbook_utils.workers.worker import Descriptors, Raised
+from playbook_utils.workers.worker import Descriptors
 
-__all__ = ["Rank", "Session", "rendezvous_file"]
+__all__ = ["Session", "rendezvous_file"]
 
 GATHER_S = 0.3
 """After each failure: how long others may still fail of themselves before all are stopped."""
@@ -38,33 +37,6 @@ DUMP_S = 0.5
 POLL_S = 0.05
 START_TIMEOUT_S = 120.0
 _READ_BYTES = 1 << 16
-
-
-@dataclass
-class Rank:
-    """What is known of one rank."""
-
-    rank: int
-    pid: int
-    task: socket.socket
-    pipes: dict[str, int]
-    """Read ends: {"stdout": fd, "stderr": fd, "dump": fd}."""
-    reader: wire.FrameReader = field(default_factory=wire.FrameReader)
-    ready: bool = False
-    result: bytearray | None = None
-    raised: Raised | None = None
-    exit_code: int | None = None
-    dump: bytearray = field(default_factory=bytearray)
-
-    @property
-    def done(self) -> bool:
-        """It returned, raised, or is gone."""
-        return self.result is not None or self.raised is not None or self.exit_code is not None
-
-    @property
-    def failed(self) -> bool:
-        """It raised, or is gone without an answer."""
-        return self.raised is not None or (self.result is None and self.exit_code is not None)
 
 
 class Session:
@@ -83,29 +55,33 @@ class Session:
 
         Raises:
             LaunchError, LaunchTimeout: a rank failed, or all stood still.
-            LaunchInterrupted: the cell was interrupted.
+            PlaybookError: the server is gone.
         """
         try:
             with self._cleanup:
                 self._cleanup.callback(self._selector.close)
-                self._cleanup.callback(self._server.end)
+                self._cleanup.callback(self._end)
                 self._start(payload, rendezvous)
                 self._wait(START_TIMEOUT_S, lambda rank: rank.ready or rank.done)
                 self._wait(timeout_s, lambda rank: rank.done)
                 self._ask_positions()
-                self._drain()
+                for rank in self.ranks:
+                    self._read_rest(rank)
                 if not all(rank.result is not None for rank in self.ranks):
                     raise report.failure(self.ranks, timeout_s)
                 for rank in self.ranks:
                     with contextlib.suppress(OSError):  # gone by itself, after its answer
                         wire.send_frame(rank.task, wire.BYE)
-                self._output.close()
-        except KeyboardInterrupt:
+        finally:
             self._output.close()
-            raise LaunchInterrupted(
-                f"interrupted; all {self._world_size} ranks were stopped"
-            ) from None
         return [self._result(rank) for rank in self.ranks]
+
+    def _end(self) -> None:
+        try:
+            self._server.end()
+        except KeyboardInterrupt:  # a second one, of an impatient hand
+            self._server.end()
+            raise
 
     def _start(self, payload: int, rendezvous: int) -> None:
         if self._server.fileno() >= 0:
@@ -183,6 +159,8 @@ class Session:
             for kind, data in rank.reader.read(rank.task):
                 if kind == wire.READY:
                     rank.ready = True
+                elif kind == wire.BUFFER:
+                    rank.buffers.append(memoryview(data))
                 elif kind == wire.RESULT:
                     rank.result = data
                 else:
@@ -209,17 +187,12 @@ class Session:
             except EOFError:
                 pass
 
-    def _drain(self) -> None:
-        for rank in self.ranks:
-            self._read_rest(rank)
-        if not all(rank.result is not None for rank in self.ranks):
-            self._output.close()
-
     def _result(self, rank: Rank) -> Any:
         assert rank.result is not None
         data, rank.result = rank.result, None
+        buffers, rank.buffers = rank.buffers, []
         try:
-            return pickling.loads(data)
+            return pickling.loads(data, buffers)
         except Exception as error:
             raise report.unreadable(rank.rank, error) from error
 

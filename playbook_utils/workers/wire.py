@@ -1,24 +1,31 @@
 """Frames on a stream socket, and an anonymous file for what all ranks are sent.
 
 A frame is one byte of kind, eight of length, then the payload. `FrameReader` collects frames
-from a non-blocking socket; `send_frame` blocks. `anonymous_file` holds bytes without a name in
-any folder, so that nothing has to be removed: it is gone when its last descriptor is closed.
+from a non-blocking socket; `send_frame` blocks. `anonymous_file` has no name in any folder, so
+that nothing has to be removed: it is gone when its last descriptor is closed. `write_parts` fills
+one, and `map_parts` gives each rank the same pages, copied when that rank writes to them.
 
 Left out: what the frames mean (`worker`, `session`).
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-__all__ = ["BYE", "RAISED", "READY", "RESULT", "FrameReader", "anonymous_file", "send_frame"]
+__all__ = [
+    "BUFFER", "BYE", "RAISED", "READY", "RESULT",
+    "FrameReader", "anonymous_file", "map_parts", "send_frame", "write_parts",
+]  # fmt: skip
 
 READY = b"Y"
 """Worker -> notebook: set up, and able to write down its position when signalled."""
+BUFFER = b"O"
+"""Worker -> notebook: one large buffer of the return value that follows."""
 RESULT = b"R"
 """Worker -> notebook: the pickled return value."""
 RAISED = b"E"
@@ -28,6 +35,7 @@ BYE = b"B"
 
 _HEADER = struct.Struct("!cQ")
 _CHUNK_BYTES = 1 << 20
+_ALIGNMENT_BYTES = 64  # as PyTorch aligns what it allocates
 
 
 def send_frame(sock: socket.socket, kind: bytes, payload: bytes | memoryview = b"") -> None:
@@ -82,14 +90,31 @@ class FrameReader:
             yield self._kind, payload
 
 
-def anonymous_file(content: bytes | memoryview = b"") -> int:
-    """A descriptor of a file that has no name and holds `content`, read from position 0."""
+def anonymous_file() -> int:
+    """A descriptor of an empty file that has no name."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("playbook")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    view = memoryview(content)
-    while len(view):
-        view = view[os.write(fd, view) :]
-    return fd
+        return os.memfd_create("playbook")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def write_parts(fd: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Fill an empty file: the number of parts, their lengths, then each part, aligned."""
+    lengths = [memoryview(part).nbytes for part in parts]
+    with open(fd, "wb", closefd=False) as file:
+        position = file.write(struct.pack(f"!{1 + len(parts)}Q", len(parts), *lengths))
+        for part in parts:
+            position += file.write(bytes(-position % _ALIGNMENT_BYTES))
+            position += file.write(part)
+
+
+def map_parts(fd: int) -> list[memoryview]:
+    """The parts that `write_parts` wrote, writable; what is written stays in this process."""
+    content = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
+    (number,) = struct.unpack_from("!Q", content)
+    parts, position = [], 8 * (1 + number)
+    for length in struct.unpack_from(f"!{number}Q", content, 8):
+        position += -position % _ALIGNMENT_BYTES
+        parts.append(content[position : position + length])
+        position += length
+    return parts

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
 import os
 import pickle
 import random
@@ -32,8 +31,11 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as distributed_c10d
 
 from playbook_utils.workers import pickling, wire
+from playbook_utils.workers.holders import unreturnable
+from playbook_utils.workers.mends import mend
+from playbook_utils.workers.raised import describe
 
-__all__ = ["Descriptors", "Frame", "Raised", "Setup", "device", "main", "run"]
+__all__ = ["Descriptors", "Setup", "device", "main", "run"]
 
 MARK = "PLAYBOOK_WORKER"
 """Set in the environment of workers, so that a launch inside a launch is recognised."""
@@ -50,7 +52,7 @@ class Descriptors:
     dump: int
     """faulthandler writes the Python stack here on SIGUSR1."""
     payload: int
-    """File: 8 bytes length of the pickled `Setup`, the `Setup`, then the pickled (fn, args)."""
+    """File of parts (`wire`): the pickled `Setup`, the pickled (fn, args), its buffers."""
     rendezvous: int
     """File that FileStore uses to let the ranks find each other; -1 where it has a path."""
     lifeline: int = -1
@@ -74,27 +76,6 @@ class Setup:
     rendezvous_path: str | None
 
 
-@dataclass(frozen=True)
-class Frame:
-    """One line of a traceback."""
-
-    file: str
-    line: int
-    function: str
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Raised:
-    """An exception as it is sent to the notebook."""
-
-    summary: str
-    frames: tuple[Frame, ...]
-    causes: tuple[tuple[str, tuple[Frame, ...]], ...] = ()
-    """The exceptions that led to it, nearest first: (summary, frames)."""
-    pickled: bytes | None = None
-
-
 def device() -> torch.device:
     """The device on which this rank computes: its GPU under nccl, else the CPU."""
     if torch.cuda.is_available() and dist.is_initialized() and "nccl" in dist.get_backend():
@@ -107,16 +88,19 @@ def run(rank: int, fds: Descriptors) -> NoReturn:
     status = 1
     try:
         _redirect(fds)
+        mend()
         task = socket.socket(fileno=fds.task)
         wire.send_frame(task, wire.READY)
         try:
             fn, args = _prepare(rank, fds)
             result = fn(*args)
-            kind, data = wire.RESULT, _pickled_result(result)
+            kind, answer = wire.RESULT, _pickled_result(result)
         except BaseException as error:
-            kind, data = wire.RAISED, memoryview(pickle.dumps(describe(error)))
+            kind, answer = wire.RAISED, pickling.Payload(memoryview(pickle.dumps(describe(error))))
         _flush()
-        wire.send_frame(task, kind, data)
+        for buffer in answer.buffers:
+            wire.send_frame(task, wire.BUFFER, buffer)
+        wire.send_frame(task, kind, answer.data)
         task.recv(9)  # "bye", or the end of the notebook
         status = 0
     except BaseException:
@@ -133,7 +117,7 @@ def _redirect(fds: Descriptors) -> None:
     os.dup2(fds.stderr, 2)
     for fd in (null, fds.stdout, fds.stderr):
         os.close(fd)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    # They live as long as the process.
     sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts are the notebook's to handle
@@ -148,14 +132,12 @@ def _die_with_notebook(lifeline: int) -> None:
 
 
 def _prepare(rank: int, fds: Descriptors) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    # Mapped, not read: all ranks share the pages, and one read ends after 2 GiB.
-    content = memoryview(mmap.mmap(fds.payload, 0, prot=mmap.PROT_READ))
-    head_bytes = int.from_bytes(content[:8], "big")
-    setup: Setup = pickle.loads(content[8 : 8 + head_bytes])
+    head, body, *buffers = wire.map_parts(fds.payload)
+    setup: Setup = pickle.loads(head)
     _enter(rank, setup)
     path = setup.rendezvous_path or f"/proc/self/fd/{fds.rendezvous}"
     _join(rank, setup, path)
-    fn, args = pickling.loads(content[8 + head_bytes :])
+    fn, args = pickling.loads(body, buffers)
     pickling.fill_main(fn)
     return fn, args
 
@@ -211,43 +193,11 @@ def _join(rank: int, setup: Setup, rendezvous_path: str) -> None:
     )
 
 
-def _pickled_result(result: Any) -> memoryview:
+def _pickled_result(result: Any) -> pickling.Payload:
     try:
-        return pickling.dumps(result).data
+        return pickling.dumps(result, out_of_band=True)
     except Exception as error:
-        raise TypeError(
-            f"the result of this rank, a {type(result).__name__}, cannot be sent back "
-            f"({type(error).__name__}: {error}); return tensors, numbers or objects made of them"
-        ) from error
-
-
-def describe(error: BaseException) -> Raised:
-    """Turn an exception into something that always arrives."""
-    chain: list[tuple[str, tuple[Frame, ...]]] = []
-    cause: BaseException | None = error
-    while cause is not None and len(chain) < 10:
-        chain.append((_summary(cause), _frames(cause)))
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    try:
-        pickled = bytes(pickling.dumps(error).data)
-        pickling.loads(pickled)
-    except Exception:
-        pickled = None
-    return Raised(*chain[0], causes=tuple(chain[1:]), pickled=pickled)
-
-
-def _summary(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
-def _frames(error: BaseException) -> tuple[Frame, ...]:
-    own = {__file__, pickling.__file__}
-    stack = traceback.extract_tb(error.__traceback__)
-    return tuple(
-        Frame(f.filename, f.lineno or 0, f.name, f.line or "")
-        for f in stack
-        if f.filename not in own
-    )
+        raise TypeError(unreturnable(result, error)) from None
 
 
 def _flush() -> None:

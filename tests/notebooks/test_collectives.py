@@ -412,6 +412,9 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
         found = launch(run_source, source.replace(old, new), world_size=5, collective_timeout_s=2)
     except LaunchTimeout:
         return  # a rank waits for a message that nobody sends
+    except LaunchError as error:  # rank 4 of 5 takes rank 5 for its partner
+        assert bug == "remainder forgotten" and "found peer 5" in str(error)
+        return
     assert False in found
 
 

@@ -84,6 +84,31 @@ def test_an_exception_that_cannot_be_pickled() -> None:
     assert error.__cause__ is None and error.failures[0].exception is None
 
 
+def test_an_exception_whose_init_takes_two_arguments_is_the_cause() -> None:
+    class Coded(Exception):
+        def __init__(self, code: int, text: str) -> None:
+            super().__init__(f"{code}: {text}")
+            self.code = code
+
+    def work() -> None:
+        raise Coded(3, "no")
+
+    error = caught(work, world_size=1)
+    assert isinstance(error.__cause__, Coded)
+    assert error.__cause__.code == 3 and str(error.__cause__) == "3: no"
+
+
+def test_what_fails_while_it_is_unpickled_says_so() -> None:
+    class Gone:
+        def __reduce__(self) -> tuple[object, ...]:
+            return int, ("no number",)
+
+    gone = Gone()
+    text = str(caught(lambda: gone, world_size=2))
+    assert "ValueError: invalid literal" in text
+    assert "while receiving the function and its arguments" in text
+
+
 def test_system_exit_is_an_error_not_an_end() -> None:
     assert "SystemExit: 4" in str(caught(lambda: sys.exit(4), world_size=2))
 
@@ -126,6 +151,22 @@ def test_a_shape_mismatch_ends() -> None:
 
     error = caught(work, world_size=2, collective_timeout_s=1)
     assert "SIGABRT" in str(error) or "all_reduce (workers/test_faults.py" in str(error)
+
+
+def test_a_small_shape_mismatch_hangs_and_the_report_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work() -> None:
+        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+    error = caught(work, world_size=2, collective_timeout_s=1)
+    cure = 'os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch()'
+    assert isinstance(error, LaunchTimeout) and "may differ in shape" in str(error)
+    assert cure in str(error)
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    error = caught(work, world_size=2, collective_timeout_s=1)
+    assert "TensorShape=[3]" in str(error) and "TensorShape=[4]" in str(error)
+    assert cure not in str(error)
 
 
 def mismatched() -> None:

@@ -180,3 +180,82 @@ def test_the_kernels_own_files_are_not_inherited(kernel: Kernel) -> None:
     held = eval(kernel.run(code))
     assert os.devnull in held, "standard input"
     assert sum(name == os.devnull for name in held) == 1
+
+
+REFUSED = [
+    # a cell before, the launch, how its text begins
+    (
+        'logf = open(os.devnull, "w")\ndef work():\n    logf.write("x")',
+        "launch(work, world_size=2)",
+        "TypeError: global `logf` of work holds an open file, which cannot be sent to workers",
+    ),
+    ("", "launch(print, world_size=0)", "ValueError: world_size must be 1 or more processes"),
+    (
+        "",
+        "launch(print, 1, world_size=2, sep=' ')",
+        "TypeError: launch() itself has no argument 'sep'",
+    ),
+    (
+        "import tempfile\nhere = os.getcwd()\ngone = tempfile.mkdtemp()\n"
+        "os.chdir(gone); os.rmdir(gone)",
+        "launch(dist.get_rank, world_size=2)",
+        "PlaybookError: the folder that this notebook runs in was deleted",
+    ),
+    (
+        "os.chdir(here)\nimport resource\n"
+        "limits = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "held = len(os.listdir('/proc/self/fd'))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (held + 8, limits[1]))",
+        "launch(dist.get_rank, world_size=8)",
+        "PlaybookError: this process may open no more files",
+    ),
+    (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\n"
+        "def work():\n    os.kill(os.getppid(), 9)\n    time.sleep(60)",
+        "launch(work, world_size=2)",
+        "PlaybookError: the process that workers are forked from",
+    ),
+    (
+        "def work():\n    return work()",
+        "launch(work, world_size=2)",
+        "LaunchError: all 2 ranks failed\nranks 0, 1: RecursionError",
+    ),
+    (
+        "def work():\n    raise ValueError('x' * 5_000_000)",
+        "launch(work, world_size=2)",
+        "LaunchError: all 2 ranks failed\nranks 0, 1: ValueError: xxx",
+    ),
+    (
+        "class Slow:\n    def __reduce__(self):\n        return time.sleep, (60,)",
+        "launch(print, Slow(), world_size=2, timeout_s=1)",
+        "LaunchTimeout: all 2 ranks did not finish within 1 s\n"
+        "  ranks 0, 1: still receiving the function and its arguments",
+    ),
+]
+
+
+def test_every_text_is_short_and_shows_no_frame_of_ours(kernel: Kernel) -> None:
+    """And the next launch works, once the cause is gone."""
+    kernel.run(IMPORTS)
+    for before, cell, begin in REFUSED:
+        assert kernel.run(before) == ""
+        text = kernel.run(cell)
+        assert text.startswith(begin), text
+        assert len(text) < 6000 and len(text.splitlines()) < 12, cell
+        assert "playbook_utils" not in text and "workers/" not in text, text
+    kernel.run("import psutil\nfor child in psutil.Process().children():\n    child.kill()")
+    text = kernel.run("launch(dist.get_rank, world_size=2)")
+    assert text == "[0, 1]" or text.startswith("PlaybookError: the process that"), text
+    assert kernel.run("launch(dist.get_rank, world_size=2)") == "[0, 1]"
+    assert len(kernel.descendants()) == 1, "the server alone"
+
+
+def test_an_interrupt_of_the_start_is_one_sentence(kernel: Kernel) -> None:
+    kernel.run(IMPORTS + "class Slow:\n    def __reduce__(self):\n        time.sleep(60)")
+    request = kernel.start("print('starts', flush=True)\nlaunch(print, Slow(), world_size=2)")
+    kernel.wait_for_workers(0)
+    time.sleep(0.5)
+    kernel.manager.interrupt_kernel()
+    text = kernel.wait(request, timeout_s=10)
+    assert text == "starts\nLaunchInterrupted: interrupted; all 2 ranks were stopped"
+    assert kernel.run("launch(dist.get_rank, world_size=2)") == "[0, 1]"

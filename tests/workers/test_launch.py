@@ -7,7 +7,10 @@ import functools
 import os
 import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy
 import psutil
@@ -77,6 +80,26 @@ def test_a_module_comes_back_with_its_gradients_and_its_ties() -> None:
 def test_200_megabytes_come_back() -> None:
     (tensor,) = launch(lambda: torch.arange(50_000_000, dtype=torch.float32), world_size=1)
     assert tensor.nbytes == 200_000_000 and tensor[-1] == 49_999_999
+
+
+# A spawned rank has 150 MB of its own before it is sent anything, a forked one 20.
+@pytest.mark.parametrize(("start_method", "limit_kib"), [("fork", 100_000), ("spawn", 250_000)])
+def test_ranks_share_the_pages_of_what_they_are_sent(start_method: str, limit_kib: int) -> None:
+    def look(sent: list) -> tuple[float, int, list[float]]:
+        """The sum, the KiB that this rank has for itself after it, what its changes made."""
+        total = sum(float(x.sum()) for x in sent)
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        (own,) = [int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")]
+        for x in sent:
+            x[0] += 1 + dist.get_rank()
+        dist.barrier()
+        return total, own, [float(x[0]) for x in sent]
+
+    sent = [torch.ones(40_000_000), numpy.ones(5_000_000)]  # 200 MB
+    results = launch(look, sent, world_size=2, start_method=start_method)
+    assert [(a, b) for a, _, b in results] == [(45e6, [2, 2]), (45e6, [3, 3])]
+    assert all(own < limit_kib for _, own, _ in results), results
+    assert sent[0][0] == 1 and sent[1][0] == 1
 
 
 def test_fifty_launches_in_a_row_leave_no_descriptor() -> None:
@@ -212,11 +235,27 @@ def test_a_launch_inside_a_launch_is_refused() -> None:
         ({"world_size": 2, "order": "random"}, ValueError, '"rank" or "arrival"'),
         ({"world_size": 2, "threads": 0}, ValueError, "positive int"),
         ({"world_size": 2, "start_method": "forkserver"}, ValueError, '"fork", "spawn"'),
+        ({"world_size": numpy.bool_(True)}, TypeError, "int, found np.True_"),
+        ({"world_size": 2.0}, TypeError, "int, found 2.0"),
+        ({"world_size": 2, "threads": True}, ValueError, "positive int"),
+        ({"world_size": "4" * 10_000}, TypeError, r"^.{1,100}$"),
+        (
+            {"world_size": 2, "lr": 0.1},
+            TypeError,
+            r"no argument 'lr'.* launch\(functools.partial\(rank_squared, lr=...\), ...\)$",
+        ),
     ],
 )
 def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         launch(rank_squared, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [numpy.int64, numpy.uint8, torch.tensor])
+def test_counts_of_numpy_and_torch_are_counts(kind: Callable[[int], Any]) -> None:
+    found = launch(torch.get_num_threads, world_size=kind(2), threads=kind(1))
+    assert found == [1, 1]
+    assert launch(rank_squared, world_size=1, timeout_s=numpy.float32(30)) == [0]
 
 
 def test_nccl_without_gpus_is_refused() -> None:
@@ -231,12 +270,12 @@ def test_a_call_in_place_of_a_function_is_refused() -> None:
         launch(3, world_size=2)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_sent_is_named() -> None:
+def test_what_cannot_be_sent_or_sent_back_is_named() -> None:
     lock = threading.Lock()
-    with pytest.raises(TypeError, match="cannot be sent to workers"):
+    with pytest.raises(TypeError, match=r"variable `lock` around <lambda> holds a lock, .* inside"):
         launch(lambda: lock, world_size=1)
-    with pytest.raises(LaunchError, match="a lock, cannot be sent back"):
-        launch(threading.Lock, world_size=1)
+    with pytest.raises(LaunchError, match=r"holds a lock in `\['a'\]\[1\]`, .* sent back"):
+        launch(lambda: {"a": (1, threading.Lock())}, world_size=1)
 
 
 def test_a_counter_is_the_workers_own() -> None:

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import traceback
 
+import numpy
 import pytest
 import torch
 
-from playbook_utils.workers.pickling import add_sources, dumps, loads
+from playbook_utils.workers.pickling import VIEWS_FROM_BYTES, add_sources, dumps, loads
 
 
 def back(obj):
@@ -70,6 +71,62 @@ def test_a_received_tensor_can_be_changed_and_resized() -> None:
     found = back(torch.ones(2))
     found.add_(1).resize_(5)
     assert found.shape == (5,)
+
+
+def received(obj, total_bytes: int = VIEWS_FROM_BYTES):
+    """What arrives of `obj` when its buffers lie in a block of `total_bytes`."""
+    payload = dumps(obj, out_of_band=True)
+    block = memoryview(bytearray(total_bytes + sum(len(b) for b in payload.buffers)))
+    buffers, start = [], 0
+    for buffer in payload.buffers:
+        buffers.append(block[start : start + len(buffer)])
+        buffers[-1][:] = buffer
+        start += len(buffer)
+    return loads(payload.data, buffers), block
+
+
+def test_large_tensors_and_arrays_are_neither_copied_into_the_pickle_nor_out_of_it() -> None:
+    tensor, array = torch.arange(5000.0), numpy.arange(5000.0)
+    payload = dumps([tensor, array], out_of_band=True)
+    assert len(payload.data) < 1000
+    addresses = [torch.frombuffer(b, dtype=torch.uint8).data_ptr() for b in payload.buffers]
+    assert addresses == [tensor.data_ptr(), array.ctypes.data]
+    (found_tensor, found_array), block = received([tensor, array])
+    block[:4] = bytes(4)[:3] + b"\x40"  # 2.0 in place of the first 0.0
+    assert torch.equal(found_tensor[:3], torch.tensor([2.0, 1.0, 2.0]))
+    found_array[0] = 7.0
+    assert bytes(block[20000:20008]) == numpy.float64(7).tobytes()
+
+
+@pytest.mark.parametrize("total_bytes", [0, VIEWS_FROM_BYTES])
+def test_large_tensors_of_every_kind(total_bytes: int) -> None:
+    weight = torch.nn.Parameter(torch.rand(64, 64))
+    weight.grad = torch.rand(64, 64)
+    weight.sequence_parallel = True
+    base = torch.arange(10000).reshape(100, 100)
+    sent = [
+        weight, weight, base.T, base[::2], base.to(torch.bfloat16), base % 2 == 0,
+        torch.rand(3, 0, 5000), torch.tensor(1.5), torch.rand(3000, dtype=torch.complex64).conj(),
+        torch.rand(3000, requires_grad=True),
+    ]  # fmt: skip
+    found, _ = received(sent, total_bytes)
+    for a, b in zip(found, sent, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b) and a.requires_grad == b.requires_grad
+        assert a.is_contiguous() and a.is_leaf and not a._is_view()
+    assert found[0] is found[1] and isinstance(found[0], torch.nn.Parameter)
+    assert torch.equal(found[0].grad, weight.grad) and found[0].sequence_parallel
+    with torch.no_grad():
+        found[0].add_(1)
+    assert not torch.equal(found[0], weight)
+
+
+def test_large_tensors_of_a_small_payload_can_be_resized() -> None:
+    (found, _) = received(torch.ones(5000), total_bytes=0)
+    found.untyped_storage().resize_(0)
+
+
+def test_small_tensors_are_part_of_the_pickle() -> None:
+    assert dumps([torch.ones(10)] * 3, out_of_band=True).buffers == []
 
 
 def test_a_known_class_is_left_as_it_is() -> None:
