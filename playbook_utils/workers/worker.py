@@ -74,6 +74,10 @@ class Setup:
     notebook_folder: str | None
     notebooks: dict[str, str]
     rendezvous_path: str | None
+    dtype: torch.dtype
+    matmul_precision: str
+    deterministic: bool
+    warn_only: bool
 
 
 def device() -> torch.device:
@@ -163,6 +167,10 @@ def _enter(rank: int, setup: Setup) -> None:
     pickling.add_sources(setup.sources)
     _install_notebooks(setup)
     torch.set_num_threads(setup.threads)
+    torch.set_default_dtype(setup.dtype)
+    torch.set_float32_matmul_precision(setup.matmul_precision)
+    if setup.deterministic:  # not else: the call imports Inductor's configuration
+        torch.use_deterministic_algorithms(True, warn_only=setup.warn_only)
     random.seed()
     if "numpy" in sys.modules:  # else every rank of every launch draws the same numbers
         sys.modules["numpy"].random.seed()
