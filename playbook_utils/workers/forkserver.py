@@ -2,8 +2,9 @@
 
 It is exec'ed by the notebook's kernel, so it holds none of the kernel's threads, locks or CUDA
 contexts, and it stays single-threaded, so that forking it is sound. It must never call
-`torch.cuda`. While nothing is asked of it, it imports what first use would cost every worker
-anew (`IDLE_IMPORTS`: an optimizer's first step imports torch._dynamo).
+`torch.cuda`. What first use would cost every worker anew (`SLOW_IMPORTS`: an optimizer imports
+torch._dynamo) it imports once, and only while no rank is alive: when the notebook asks for it
+(the function names an optimizer), when a rank of the launch before imported it, or when idle.
 
 Every process it forks, and every process those leave behind, is killed when a launch ends or the
 kernel closes the control socket, be it because it was killed itself. It is its descendants'
@@ -11,7 +12,7 @@ reaper (PR_SET_CHILD_SUBREAPER), so that none escapes. Linux only; elsewhere `se
 each worker anew.
 
 Messages on the control socket (SEQPACKET), JSON, from the kernel: fork (rank; the descriptors
-ride along), signal (pids, number), end (kill all). To the kernel: ready, forked (pid), exited
+ride along), signal (pids, number), end (kill all), import (modules, as many of `SLOW_IMPORTS`). To the kernel: ready, forked (pid), exited
 (pid, status), ended.
 """
 
@@ -22,6 +23,7 @@ import ctypes
 import gc
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -36,10 +38,26 @@ from playbook_utils.workers.worker import Descriptors, run
 
 __all__ = ["main"]
 
-IDLE_IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "torch.nn.parallel")
+SLOW_IMPORTS = {
+    "torch._dynamo": {"optim", "SGD", "Adam", "AdamW", "DistributedDataParallel", "DDP"}
+    | {"checkpoint", "profile"},
+    "torch.distributed.optim": {"ZeroRedundancyOptimizer"},
+}
+"""{module: names in a function's code which tell that calling it will import the module}."""
 GRACE_S = 0.5
 POLL_S = 0.3
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class _Noticer:
+    """Stands first among a rank's import finders, finds nothing, and tells the server."""
+
+    def __init__(self, imported: mmap.mmap) -> None:
+        self._imported = imported
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in SLOW_IMPORTS:
+            self._imported[list(SLOW_IMPORTS).index(name)] = 1
 
 
 class _Server:
@@ -48,7 +66,9 @@ class _Server:
         # Not the socket alone: a process that the kernel forked may hold its other end open.
         self._kernel = kernel
         self._ranks: set[int] = set()
-        self._idle_imports = list(IDLE_IMPORTS)
+        self._imports = list(SLOW_IMPORTS)
+        # One byte a module, which a rank sets: shared memory needs no message and no descriptor.
+        self._imported = mmap.mmap(-1, len(SLOW_IMPORTS))
         self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -65,8 +85,8 @@ class _Server:
             readable, _, _ = select.select(sources, [], [], POLL_S)
             if os.getppid() != self._kernel:
                 break
-            if not readable and self._idle_imports and not self._ranks:
-                self._import_one()
+            if not readable and self._imports and not self._ranks:
+                self._import(self._imports[:1])
             if self._wake in readable:
                 os.read(self._wake, 4096)
                 self._reap()
@@ -74,10 +94,15 @@ class _Server:
                 break
         self._end()
 
-    def _import_one(self) -> None:
+    def _import(self, modules: list[str]) -> None:
+        modules = [m for m in modules if m in self._imports]
+        if not modules:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # watch the kernel, as during start
-        with contextlib.suppress(Exception):  # a comfort: the server serves without it
-            importlib.import_module(self._idle_imports.pop(0))
+        for module in modules:
+            self._imports.remove(module)
+            with contextlib.suppress(Exception):  # a comfort: the server serves without it
+                importlib.import_module(module)
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.collect()
         gc.freeze()
@@ -96,9 +121,12 @@ class _Server:
         elif order["do"] == "signal":
             for pid in self._ranks.intersection(order["pids"]):
                 os.kill(pid, order["number"])
+        elif order["do"] == "import":
+            self._import(order["modules"])
         else:
             self._end()
             self._tell(event="ended")
+            self._import([m for m, n in zip(SLOW_IMPORTS, self._imported, strict=True) if n])
         return True
 
     def _fork(self, rank: int, fds: list[int]) -> None:
@@ -121,6 +149,7 @@ class _Server:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         self._control.close()
         os.close(self._wake)
+        sys.meta_path.insert(0, _Noticer(self._imported))
         gc.enable()
         names = [f.name for f in fields(Descriptors)][: len(fds)]
         run(rank, Descriptors(**dict(zip(names, fds, strict=True))))

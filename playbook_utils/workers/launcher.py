@@ -136,8 +136,9 @@ def launch(
                 rendezvous_path=path,
                 **_notebooks(),
             )
-            payload = _payload(setup, fn, args)
+            payload, names = _payload(setup, fn, args)
             stack.callback(os.close, payload)
+            server.expect(names)
             session = Session(server, world_size, RankedOutput(world_size, order))
             return session.run(payload, rendezvous, timeout_s)
     except LaunchError as error:
@@ -247,7 +248,10 @@ def _notebooks() -> dict[str, Any]:
     }
 
 
-def _payload(setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
+def _payload(
+    setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[int, frozenset[str]]:
+    """A file that holds what the ranks need, and the names in the code of the functions."""
     try:
         body = pickling.dumps((fn, args))
     except Exception as error:
@@ -262,4 +266,4 @@ def _payload(setup: Setup, fn: Callable[..., Any], args: tuple[Any, ...]) -> int
     view = body.data
     while len(view):
         view = view[os.write(fd, view) :]
-    return fd
+    return fd, body.names

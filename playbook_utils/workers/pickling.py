@@ -43,17 +43,23 @@ class Payload:
     data: memoryview
     sources: Mapping[str, str] = field(default_factory=dict)
     """{file name: text} of the code that no file holds."""
+    names: frozenset[str] = frozenset()
+    """What the code of the functions calls things: globals, attributes, imports."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.code_files: set[str] = set()
+        self.names: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.CodeType):
             self.code_files.add(obj.co_filename)
+            self.names.update(obj.co_names)
             return _reduce_code(obj)
+        if isinstance(obj, types.FunctionType):
+            self.names.update(obj.__code__.co_names)  # also of one that travels by its name only
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.layout is torch.strided:
             return _reduce_tensor(obj)
         return super().reducer_override(obj)
@@ -164,7 +170,7 @@ def dumps(obj: Any) -> Payload:
         lines = [] if os.path.exists(name) else linecache.getlines(name)
         if lines:
             sources[name] = "".join(lines)
-    return Payload(file.getbuffer(), sources)
+    return Payload(file.getbuffer(), sources, frozenset(pickler.names))
 
 
 def loads(data: bytes | bytearray | memoryview) -> Any:

@@ -20,12 +20,13 @@ from dataclasses import asdict, fields, replace
 from typing import Any, Protocol
 
 from playbook_utils.errors import PlaybookError
+from playbook_utils.workers.forkserver import SLOW_IMPORTS
 from playbook_utils.workers.worker import Descriptors
 
 __all__ = ["ForkServer", "Server", "SpawnServer"]
 
 START_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 60.0  # the server may be importing, on a busy machine
 # First `sys.path`, then import: the current folder may hold a file named like one of ours.
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1])\n"
 # Importing torch can take seconds; the kernel may be gone by then, and nothing is to outlive it.
@@ -42,6 +43,10 @@ class Server(Protocol):
 
     def start(self, rank: int, fds: Descriptors) -> int:
         """Start one worker; returns its process id. The descriptors stay open here."""
+        ...
+
+    def expect(self, names: frozenset[str]) -> None:
+        """Make ready, before a launch, for a function whose code uses these names."""
         ...
 
     def fileno(self) -> int:
@@ -104,6 +109,11 @@ class ForkServer:
             raise self._lost() from error
         return int(self._wait_for("forked", START_TIMEOUT_S)["pid"])
 
+    def expect(self, names: frozenset[str]) -> None:
+        modules = [module for module, marks in SLOW_IMPORTS.items() if marks & names]
+        if modules:
+            self._order(do="import", modules=modules)
+
     def fileno(self) -> int:
         return self._control.fileno()
 
@@ -141,7 +151,7 @@ class ForkServer:
         self._process.wait()
 
     def alive(self) -> bool:
-        return self._control.fileno() >= 0 and self._process.poll() is None
+        return self._control.fileno() >= self._process.poll() is None
 
     def threads(self) -> int:
         """Threads of the server after start: 1, or forking it is not sound."""
@@ -209,6 +219,9 @@ class SpawnServer:
         )
         self._processes[process.pid] = process
         return process.pid
+
+    def expect(self, names: frozenset[str]) -> None:
+        pass
 
     def fileno(self) -> int:
         return -1
