@@ -151,7 +151,7 @@ class ForkServer:
         self._process.wait()
 
     def alive(self) -> bool:
-        return self._control.fileno() >= self._process.poll() is None
+        return self._control.fileno() >= 0 and self._process.poll() is None
 
     def threads(self) -> int:
         """Threads of the server after start: 1, or forking it is not sound."""
