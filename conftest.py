@@ -7,6 +7,7 @@
 
 * `torch.compile` compiles in the process that asks: its pool of compilers outlives a test, and
   tests of the launcher would take it for processes that the launcher has left behind.
+* jsonschema, under nbformat, does without a grammar of URLs that it builds at import, for seconds.
 * A run of more than one file ends with a table of the slowest, so that growth is seen.
 
 It stands at the root because `pytest notebooks` reads no other. Drop the repairs when nbval does
@@ -16,13 +17,17 @@ both.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import defaultdict
 from queue import Empty
 from typing import Any
 
 import pytest
-from nbval.kernel import RunningKernel
+
+sys.modules.setdefault("rfc3987_syntax", None)  # before anything imports jsonschema
+
+from nbval.kernel import RunningKernel  # noqa: E402 (imports jsonschema)
 
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # before anything imports Inductor
 
