@@ -116,7 +116,7 @@ registers: $(VENV)/.ready-test
 
 unit: $(VENV)/.ready-test
 	@echo "== unit: the tests"
-	$(PYTEST) tests -p no:nbval -n $(JOBS) --dist loadscope $(ARGS)
+	$(PYTEST) tests -p no:nbval -n $(JOBS) --dist worksteal $(ARGS)
 
 lessons: $(VENV)/.ready-test
 	@echo "== lessons: each is run, and compared with the outputs stored in it"
