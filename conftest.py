@@ -1,4 +1,4 @@
-"""Two repairs of nbval 0.11, and one setting of PyTorch, for every pytest run in this repository.
+"""Two repairs of nbval 0.11, a setting of PyTorch, a table: for every pytest run here.
 
 * A kernel that dies is reported within about a second, as what it is. nbval waits out the cell's
   timeout and then blames the timeout.
@@ -7,6 +7,8 @@
 
 * `torch.compile` compiles in the process that asks: its pool of compilers outlives a test, and
   tests of the launcher would take it for processes that the launcher has left behind.
+* jsonschema, under nbformat, does without a grammar of URLs that it builds at import, for seconds.
+* A run of more than one file ends with a table of the slowest, so that growth is seen.
 
 It stands at the root because `pytest notebooks` reads no other. Drop the repairs when nbval does
 both.
@@ -15,11 +17,17 @@ both.
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections import defaultdict
 from queue import Empty
 from typing import Any
 
-from nbval.kernel import RunningKernel
+import pytest
+
+sys.modules.setdefault("rfc3987_syntax", None)  # before anything imports jsonschema
+
+from nbval.kernel import RunningKernel  # noqa: E402 (imports jsonschema)
 
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # before anything imports Inductor
 
@@ -52,3 +60,32 @@ def execute_cell_input(
 
 RunningKernel.get_message = get_message
 RunningKernel.execute_cell_input = execute_cell_input
+
+NUM_SLOWEST = 15
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of the slowest files, and of all; the sum over xdist's processes."""
+    seconds: dict[str, float] = defaultdict(float)
+    tests: dict[str, set[str]] = defaultdict(set)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.split("::")[0]
+                seconds[file] += report.duration
+                tests[file].add(report.nodeid)
+    if len(seconds) < 2:
+        return
+    files = sorted(seconds, key=lambda file: -seconds[file])
+    terminalreporter.section("seconds by file")
+    terminalreporter.write_line(f"{'seconds':>8}  {'tests':>5}  file")
+
+    def write(name: str, files: list[str]) -> None:
+        spent, count = sum(seconds[file] for file in files), sum(len(tests[file]) for file in files)
+        terminalreporter.write_line(f"{spent:8.1f}  {count:5}  {name}")
+
+    for file in files[:NUM_SLOWEST]:
+        write(file, [file])
+    if rest := files[NUM_SLOWEST:]:
+        write(f"{len(rest)} more files", rest)
+    write("all", files)

@@ -12,6 +12,9 @@ PyTorch, gloo, CUDA and Triton are tried in a process of their own
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -62,6 +65,8 @@ class Machine:
     """GPUs that the NVIDIA driver lists, whether or not PyTorch can use them."""
     nvcc: str | None = None
     cxx: str | None = None
+    other_kernels: str | None = None
+    """A package `kernels` that is not this course's, which Python may import in its place."""
 
 
 def diagnose() -> list[Finding]:
@@ -88,6 +93,7 @@ def inspect_machine() -> Machine:
         driver_gpus=tuple(line.strip() for line in driver.splitlines() if line.strip()),
         nvcc=nvcc.group(1) if nvcc else None,
         cxx=version[0] if version else None,
+        other_kernels=_other_kernels(),
     )
 
 
@@ -105,6 +111,7 @@ def judge(machine: Machine) -> list[Finding]:
         _judge_cxx(machine),
         _judge_cores(machine),
         _judge_memory(machine),
+        *_judge_kernels(machine),
     ]
 
 
@@ -208,6 +215,18 @@ def _judge_cxx(machine: Machine) -> Finding:
     return Finding(name, "missing", "none", costs, packages.get(machine.system, _WSL))
 
 
+def _judge_kernels(machine: Machine) -> list[Finding]:
+    """Only what is in the way: that the course's own is there goes without saying."""
+    if machine.other_kernels is None:
+        return []
+    costs = "`import kernels` gives that, or a mixture of both: lessons 18 to 20 do not run."
+    remedy = (
+        "`make lab` gives the course an environment of its own; in this one, "
+        "`pip uninstall kernels`, then `pip install -e .` once more."
+    )
+    return [Finding("kernels", "limited", machine.other_kernels, costs, remedy)]
+
+
 def _judge_cores(machine: Machine) -> Finding:
     if machine.cores >= 2:
         return Finding("cores", "ok", str(machine.cores))
@@ -240,6 +259,17 @@ def _output_of(program: str, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def _other_kernels() -> str | None:
+    """A package `kernels` of somebody else's (Hugging Face has one), installed or found first."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"another package of this name is installed: {importlib.metadata.version('kernels')}"
+    spec = importlib.util.find_spec("kernels")
+    own = Path(__file__).resolve().parent.parent / "kernels"
+    if spec is None or spec.origin is None or Path(spec.origin).resolve().is_relative_to(own):
+        return None
+    return f"another package of this name is found first: {spec.origin}"
 
 
 def _run_probe() -> dict[str, dict[str, Any]]:

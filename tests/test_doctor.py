@@ -5,11 +5,13 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from playbook_utils.doctor import Finding, Machine, judge
+from playbook_utils import doctor
+from playbook_utils.doctor import Finding, Machine, diagnose, judge
 
 GIB = 2**30
 GPU = {"name": "NVIDIA H100", "memory_bytes": 80 * GIB}
@@ -63,6 +65,7 @@ def test_laptop_without_gpu() -> None:
         ({"memory_bytes": 2 * GIB}, "memory", "limited", "killed"),
         ({"cxx": None}, "g++", "missing", "apt install g++"),
         ({"driver_gpus": ("NVIDIA T4",)}, "GPUs", "limited", "without CPU=1"),
+        ({"other_kernels": "0.17.2"}, "kernels", "limited", "pip uninstall kernels"),
         ({"probe": {}}, "torch", "missing", "make setup"),
         ({"probe": CPU_PROBE | {"gloo": {"error": "E"}}}, "gloo", "missing", "/etc/hosts"),
         ({"probe": CPU_PROBE | {"triton": {"error": "E"}}}, "triton", "missing", "make setup"),
@@ -88,6 +91,36 @@ def test_one_gpu_is_not_enough_for_nccl() -> None:
     probe = CUDA_PROBE | {"gpus": {"works": [GPU]}}
     found = finding(dataclasses.replace(SERVER, probe=probe), "nccl")
     assert (found.status, found.found) == ("limited", "2.28.9, but 1 GPU")
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (
+            {"kernels-0.17.2.dist-info/METADATA": "Name: kernels\nVersion: 0.17.2\n"},
+            "is installed: 0.17.2",
+        ),
+        ({"kernels/__init__.py": "from .hub import load"}, "is found first: {folder}/kernels/__i"),
+        ({"kernels.py": ""}, "is found first: {folder}/kernels.py"),
+        ({"kernels/load.py": ""}, None),  # no package at all: a real one behind it wins
+    ],
+)
+def test_kernels_of_somebody_else(
+    files: dict[str, str], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_run_probe", lambda: CPU_PROBE)
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)
+    names = {finding.name for finding in diagnose()}
+    assert "kernels" not in names, "this course's own is nothing to report"
+
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = [finding.found for finding in diagnose() if finding.name == "kernels"]
+    expected = [] if found is None else [found.format(folder=tmp_path)]
+    assert len(said) == len(expected)
+    assert all(text in line for text, line in zip(expected, said, strict=True))
 
 
 def test_this_machine() -> None:

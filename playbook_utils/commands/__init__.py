@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     and where the answer cannot be written (a full disk), 130 when interrupted, 141 where nobody
     reads the answer to its end (`playbook memory ... | head -1`).
     """
+    # Else jsonschema, under nbformat, builds a grammar of URLs as it is imported, for seconds.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     parser = argparse.ArgumentParser(
         prog="playbook",
         description="The Ultra-Scale Playbook's notebooks: check, run, store, export; "

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import os
 import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,19 @@ def count_cells(notebook: Any) -> int:
 
 
 def execute(
-    path: Path, *, timeout_s: float = 600.0, on_cell: Callable[[], None] | None = None
+    path: Path,
+    *,
+    timeout_s: float = 600.0,
+    on_cell: Callable[[], None] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Execution:
     """Run all cells of a notebook, in its own folder, in a fresh kernel.
 
-    timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run. A
-    failing cell, a dead kernel and a timeout are the outcome's `failure`, not raised. Raises
+    timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run; the
+    kernel gets `environ` besides this process's variables. A failing cell, a dead kernel and a timeout are the outcome's `failure`, not raised. Raises
     ValueError where `path` is no notebook, and KeyboardInterrupt when the kernel has been stopped.
     """
-    run = _Run(path, timeout_s, on_cell)
+    run = _Run(path, timeout_s, on_cell, os.environ | dict(environ or {}))
     peak_bytes = 0
     started_s = time.perf_counter()
     run.start()
@@ -92,11 +97,18 @@ def execute(
 class _Run(threading.Thread):
     """The thread that drives one kernel through one notebook."""
 
-    def __init__(self, path: Path, timeout_s: float, on_cell: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        timeout_s: float,
+        on_cell: Callable[[], None] | None,
+        environ: dict[str, str],
+    ) -> None:
         super().__init__(name=f"run {path.stem}", daemon=True)
         self.path = path
         self.timeout_s = timeout_s
         self.on_cell = on_cell
+        self.environ = environ
         self.notebook = read_notebook(path)
         self.kernel_pid: int | None = None
         self.started_cells = 0
@@ -170,7 +182,7 @@ class _Run(threading.Thread):
         waker: asyncio.Future[None] | None = None
         client.owns_km = True  # so that it stops the kernel however this ends
         try:
-            async with client.async_setup_kernel():
+            async with client.async_setup_kernel(env=self.environ):
                 self.kernel_pid = getattr(manager.provisioner, "pid", None)
                 waker = asyncio.ensure_future(_keep_awake(client.kc))
                 for index, cell in enumerate(self.notebook.cells):

@@ -1,6 +1,9 @@
 """`playbook refresh`: execute lessons and store their outputs, the same bytes on every run.
 
-Left out: judging outputs. A lesson that fails is not written, and `make test` compares.
+Each lesson runs twice: with the processor's newest instructions and with the oldest that PyTorch
+takes. Where it fails, or prints something else the second time, it is not written.
+
+Left out: judging outputs; pictures, of which rounding moves a pixel.
 
     playbook refresh 06
     playbook refresh --check
@@ -9,11 +12,14 @@ Left out: judging outputs. A lesson that fails is not written, and `make test` c
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,7 @@ from playbook_utils.commands.run import (
     stop_on_sigterm,
 )
 
-__all__ = ["MASKS", "add_parser", "as_bytes", "mask", "normalise"]
+__all__ = ["MASKS", "OLDEST", "add_parser", "as_bytes", "difference", "mask", "normalise"]
 
 MASKS: dict[str, str] = {
     # In a warning the file of a cell is a temporary one: /tmp/ipykernel_71/2850.py:3: UserWarning
@@ -38,6 +44,14 @@ MASKS: dict[str, str] = {
     r"\[\d\d:\d\d(?::\d\d)?<[^\]\n]*\]": "[...]",
 }
 """What differs between two runs without meaning anything; `tests/sanitize.cfg` is the same list."""
+
+OLDEST = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    "MKL_CBWR": "COMPATIBLE",
+}
+"""The lowest instruction set of each library in PyTorch that chooses one by the processor."""
 
 MAX_BYTES = 5_000_000
 _CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "tags")
@@ -55,7 +69,8 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
         "refresh",
         help="execute lessons and store their outputs",
         description="Execute lessons and store their outputs, without what differs from run to "
-        "run. A lesson that fails is left as it is, and the exit status is 1.",
+        "run. A lesson that fails, or prints something else with the processor's newer "
+        "instructions switched off, is left as it is, and the exit status is 1.",
     )
     add_lesson_arguments(parser)
     parser.add_argument(
@@ -67,7 +82,7 @@ def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _run(arguments: argparse.Namespace) -> int:
     paths = select(arguments.lessons, arguments.notebooks or find_folder())
     reports: dict[str, str] = {}
-    with stop_on_sigterm(), progress_bar(paths) as bar:
+    with stop_on_sigterm(), progress_bar(paths, runs=2) as bar:
         for path in paths:
             bar.set_description(path.stem)
             reports[path.stem] = _refresh(path, arguments, bar)
@@ -80,13 +95,18 @@ def _run(arguments: argparse.Namespace) -> int:
 def _refresh(path: Path, arguments: argparse.Namespace, bar: Any) -> str:
     """Execute one notebook and write it where it changed; what was done, in a word or two."""
     before = path.read_bytes()
-    execution = execute(path, timeout_s=arguments.timeout, on_cell=bar.update)
-    if execution.failure is not None:
-        bar.write(report_failure(execution.failure), file=sys.stderr)
-        return f"failed at cell [{execution.failure.cell}], not written"
-    new = as_bytes(normalise(execution.notebook))
-    if path.read_bytes() != before:
-        return "failed: it was saved by someone else meanwhile, not written"
+    runs = []
+    for environ, where in (({}, ""), (OLDEST, " with the oldest instructions")):
+        execution = execute(path, timeout_s=arguments.timeout, on_cell=bar.update, environ=environ)
+        if execution.failure is not None:
+            bar.write(report_failure(execution.failure), file=sys.stderr)
+            return f"failed at cell [{execution.failure.cell}]{where}, not written"
+        if path.read_bytes() != before:
+            return "failed: it was saved by someone else meanwhile, not written"
+        runs.append(normalise(execution.notebook))
+    if differs := difference(*runs):
+        return f"failed: {differs}, not written"
+    new = as_bytes(runs[0])
     if new == before:
         return "unchanged"
     if arguments.check:
@@ -108,6 +128,43 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def difference(newest: Any, oldest: Any) -> str:
+    """Where two normalised runs of a notebook differ first, and how; "" where nowhere.
+
+    As nbval does, it passes over pictures, tracebacks and cells tagged nbval-ignore-output.
+    """
+    for new, old in zip(newest.cells, oldest.cells, strict=True):
+        if new.cell_type != "code" or "nbval-ignore-output" in new.metadata.get("tags", []):
+            continue
+        for lines in zip_longest(_lines(new), _lines(old), fillvalue=("no more", "")):
+            if lines[0] != lines[1]:
+                (kind, found), (other_kind, other) = lines
+                pairs = enumerate(zip_longest(found, other))
+                start = max(0, next((i for i, (a, b) in pairs if a != b), 0) - 30)
+                return (
+                    f"cell [{new.execution_count}] gives "
+                    f"{kind} {found[start:][:80]!r} with the newest instructions and "
+                    f"{other_kind} {other[start:][:80]!r} with the oldest (round it, or assert it "
+                    "loosely and tag the cell nbval-ignore-output)"
+                )
+    return ""
+
+
+def _lines(cell: Any) -> Iterator[tuple[str, str]]:
+    """What a cell gave, line by line: (stream or kind of data, line)."""
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            texts = {output.name: output.text}
+        elif output.output_type == "error":
+            texts = {"error": f"{output.ename}: {output.evalue}"}
+        else:
+            texts = output.data
+        for kind, text in texts.items():
+            if kind not in ("image/png", "image/jpeg"):
+                text = text if isinstance(text, str) else json.dumps(text)
+                yield from ((kind, line) for line in text.splitlines())
 
 
 def as_bytes(notebook: Any) -> bytes:

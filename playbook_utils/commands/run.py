@@ -88,11 +88,11 @@ def report_failure(failure: Any) -> str:
     return f"{failure.traceback.rstrip()}\n{line}" if failure.traceback else line
 
 
-def progress_bar(paths: list[Path]) -> Any:
-    """A bar on standard error that counts the code cells of all of `paths`."""
+def progress_bar(paths: list[Path], runs: int = 1) -> Any:
+    """A bar on standard error that counts the code cells of all of `paths`, run `runs` times."""
     from tqdm import tqdm
 
-    total = sum(count_cells(read_notebook(path)) for path in paths)
+    total = runs * sum(count_cells(read_notebook(path)) for path in paths)
     return tqdm(total=total, unit="cell", file=sys.stderr, dynamic_ncols=True)
 
 

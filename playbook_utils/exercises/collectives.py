@@ -86,7 +86,7 @@ def _recorded(attempt: Callable[..., Any], numel: int, args: tuple[Any, ...]) ->
 def _run(attempt: Callable[..., Any], numel: int, world_size: int, *args: Any) -> list[Any]:
     try:
         return launch(
-            _recorded, attempt, numel, args, world_size=world_size, collective_timeout_s=5
+            _recorded, attempt, numel, args, world_size=world_size, collective_timeout_s=3
         )
     except LaunchTimeout as error:
         raise CheckFailed(
@@ -175,7 +175,7 @@ def _verify_left_ring(attempt: Callable[[Tensor], object]) -> None:
 def _verify_all_to_all(attempt: Callable[[list[Tensor]], list[Tensor]]) -> None:
     for world_size in (2, 3, 4, 1):
         try:
-            runs = launch(_equal_parts, attempt, world_size=world_size, collective_timeout_s=5)
+            runs = launch(_equal_parts, attempt, world_size=world_size, collective_timeout_s=3)
         except LaunchTimeout as error:
             raise CheckFailed(
                 f"with {world_size} ranks: {error}\n"

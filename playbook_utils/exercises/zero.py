@@ -76,26 +76,27 @@ def _flat_grads(module: nn.Module) -> Tensor:
 
 def _run_reduce(attempt: Callable[[nn.Module], Tensor]) -> Any:
     module = _module()
+    grads = _flat_grads(module)
     numel = sum(p.numel() for p in module.parameters() if p.requires_grad)
     before, large = {id(p.grad) for p in module.parameters()}, _num_large(numel)
     with record_communication() as log:
         shard = attempt(module)
     left = sum(p.grad is not None for p in module.parameters())
     # A gradient may have been hidden elsewhere rather than freed, or kept as a part of a flat copy.
-    kept = _num_kept(numel, large)
+    kept = 0 if left else _num_kept(numel, large)
     alive = [t for t in gc.get_objects() if isinstance(t, Tensor) and id(t) in before]
     shapes = {tuple(t.shape) for t in alive if t is not shard} & set(_SHAPES)
-    return shard, left, len(shapes) + kept, log.events
+    return grads, shard, left, len(shapes) + kept, log.events
 
 
 def _verify_reduce(attempt: Callable[[nn.Module], Tensor]) -> None:
     for world_size in (3, 2):
-        grads = launch(lambda: _flat_grads(_module()), world_size=world_size)
+        results = launch(_run_reduce, attempt, world_size=world_size)
+        grads = [result[0] for result in results]
         length = -(-grads[0].numel() // world_size)
         mean = torch.zeros(length * world_size, dtype=torch.float64)
         mean[: grads[0].numel()] = torch.stack(grads).mean(0)
-        results = launch(_run_reduce, attempt, world_size=world_size)
-        for rank, (shard, left, hidden, events) in enumerate(results):
+        for rank, (_, shard, left, hidden, events) in enumerate(results):
             hint = "a reduce-scatter adds up: divide by the number of ranks, and pad at the end"
             expected = mean[rank * length :][:length]
             expect_close(shard, expected, "shard of the average", rtol=1e-9, rank=rank, hint=hint)
@@ -126,7 +127,7 @@ def _num_large(numel: int) -> int:
 
 def _num_kept(numel: int, before: int) -> int:
     """How many such pieces there are more than `before`, and stay."""
-    for _ in range(300):  # gloo's thread lets go of a message a moment later
+    for _ in range(100):  # gloo's thread lets go of a message a moment later
         if (kept := _num_large(numel) - before) <= 0:
             return 0
         time.sleep(0.01)
@@ -145,7 +146,7 @@ def _run_gather(attempt: Callable[..., Any]) -> Any:
         with record_communication() as log:
             outputs.append(linear(x))
         events.append(log.events)
-        kept = max(kept, _num_kept(_WEIGHT[0] * _WEIGHT[1], before))
+        kept = kept or _num_kept(_WEIGHT[0] * _WEIGHT[1], before)
     return outputs, events, kept
 
 
@@ -171,31 +172,27 @@ def _verify_gather(attempt: Callable[..., Any]) -> None:
             expect_equal(kept, 0, "whole weights in memory after a call", rank=rank, hint=hint)
 
 
-def _shards() -> list[Tensor]:
-    torch.manual_seed(10 + dist.get_rank())
-    return [torch.randn(5, dtype=torch.float64), torch.randn(2, dtype=torch.float64)]
-
-
 def _run_clip(attempt: Callable[[Sequence[Tensor], float], Any], max_norm: float) -> Any:
-    shards = _shards()
+    torch.manual_seed(10 + dist.get_rank())
+    before = [torch.randn(5, dtype=torch.float64), torch.randn(2, dtype=torch.float64)]
+    shards = [shard.clone() for shard in before]
     with record_communication() as log:
         norm = attempt(shards, max_norm)
-    return shards, norm, log.events
+    return before, shards, norm, log.events
 
 
 def _verify_clip(attempt: Callable[[Sequence[Tensor], float], Any]) -> None:
     for world_size, max_norm in ((3, 0.5), (2, 1e6)):
-        before = launch(_shards, world_size=world_size)
-        norm = sum(float(s.square().sum()) for shards in before for s in shards) ** 0.5
-        scale = min(1.0, max_norm / (norm + 1e-6))
         results = launch(_run_clip, attempt, max_norm, world_size=world_size)
-        for rank, (shards, found, events) in enumerate(results):
+        norm = sum(float(s.square().sum()) for before, *_ in results for s in before) ** 0.5
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        for rank, (before, shards, found, events) in enumerate(results):
             value = found.item() if isinstance(found, Tensor) else found
             if not isinstance(value, (int, float)):
                 raise CheckFailed(f"norm: found {found!r}, expected a number\nhint: return it")
             hint = "of the whole gradient, before clipping: add up the squares of all ranks"
             expect_close(value, norm, "norm", rtol=1e-6, rank=rank, hint=hint)
-            for shard, original in zip(shards, before[rank], strict=True):
+            for shard, original in zip(shards, before, strict=True):
                 hint = "max_norm / norm where the norm is larger, untouched where it is not"
                 expect_close(shard, original * scale, "shard", rtol=1e-5, rank=rank, hint=hint)
             hint = "one number is enough: add the squares of all shards up first"

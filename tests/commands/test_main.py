@@ -60,3 +60,15 @@ def test_output_that_is_no_file_will_do(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdout", written)
     assert main(list(FITS)) == 0
     assert "Fits h200" in written.getvalue()
+
+
+def test_the_command_reads_notebooks_without_a_grammar_of_urls() -> None:
+    """jsonschema would build one at import, which takes longer than the rest of the start."""
+    code = (
+        "import sys\n"
+        "from playbook_utils.commands import main\n"
+        "assert main(['export', 'no lesson']) == 2\n"
+        "import nbformat\n"
+        "assert 'jsonschema' in sys.modules and 'lark' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
 
 from playbook_utils.commands import main
-from playbook_utils.commands.refresh import MASKS, as_bytes, mask, normalise
+from playbook_utils.commands.refresh import (
+    MASKS,
+    OLDEST,
+    as_bytes,
+    difference,
+    mask,
+    normalise,
+)
 from tests.commands.tiny import write_notebook
 
 CELLS = (
@@ -28,16 +39,17 @@ def refresh(folder: Path, *arguments: str) -> int:
 
 def test_same_bytes_on_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_notebook(tmp_path, "00_all", *CELLS)
+    path.chmod(0o664)
+    before = path.read_bytes()
     assert refresh(tmp_path, "--check") == 1
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     assert refresh(tmp_path) == 0
     first = path.read_bytes()
-    assert refresh(tmp_path) == 0
-    assert path.read_bytes() == first
+    assert path.stat().st_mode & 0o777 == 0o664
     assert refresh(tmp_path, "--check") == 0
+    assert path.read_bytes() == first
     reports = capsys.readouterr().out.splitlines()
-    assert reports == [
-        f"00_all: {r}" for r in ("would change", "written", "unchanged", "unchanged")
-    ]
+    assert reports == [f"00_all: {r}" for r in ("would change", "written", "unchanged")]
 
     notebook = json.loads(first)
     assert [cell["execution_count"] for cell in notebook["cells"]] == [1, 2, 3, 4, 5, 6]
@@ -66,12 +78,102 @@ def test_failed_lesson_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "00_bad, cell [2]: ZeroDivisionError" in printed.err
 
 
-def test_check_writes_nothing(tmp_path: Path) -> None:
-    path = write_notebook(tmp_path, "00_new", "print(1)")
+def test_outputs_that_depend_on_the_processor_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "print('start')\nprint('a sum of', os.environ.get('ATEN_CPU_CAPABILITY', 'newest'))"
+    path = write_notebook(tmp_path, "00_sum", "import os", "", line)
     before = path.read_bytes()
-    assert refresh(tmp_path, "--check") == 1
+    for arguments in ((), ("--check",)):
+        assert refresh(tmp_path, *arguments) == 1
+        assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+        printed = capsys.readouterr().out
+        assert "00_sum: failed: cell [2] gives stdout 'a sum of newest' with the newest" in printed
+        assert "stdout 'a sum of default' with the oldest (round it" in printed
+
+    tag(path, 2, "nbval-ignore-output")
+    assert refresh(tmp_path) == 0
+    assert "a sum of newest" in path.read_text()
+
+
+def test_what_fails_on_an_older_processor_only_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_notebook(tmp_path, "00_bad", "import os\nassert 'MKL_CBWR' not in os.environ")
+    before = path.read_bytes()
+    assert refresh(tmp_path) == 1
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    said = "00_bad: failed at cell [1] with the oldest instructions, not written"
+    assert said in capsys.readouterr().out
+
+
+def test_the_oldest_instructions_are_pytorchs_oldest() -> None:
+    code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
+    command, environ = [sys.executable, "-c", code], os.environ | OLDEST
+    assert subprocess.check_output(command, env=environ, text=True).strip() == "DEFAULT"
+
+
+def tag(path: Path, cell: int, name: str) -> None:
+    notebook = nbformat.read(str(path), as_version=4)
+    notebook.cells[cell].metadata["tags"] = [name]
+    nbformat.write(notebook, str(path))
+
+
+def output(**changes: Any) -> Any:
+    return nbformat.v4.new_output("display_data", data=changes)
+
+
+STREAM = [nbformat.v4.new_output("stream", name="stdout", text="one\ntwo\n")]
+LONG = "x" * 500
+OUTPUTS: dict[str, tuple[list[Any], list[Any], str]] = {
+    "a line": (
+        STREAM,
+        [nbformat.v4.new_output("stream", name="stdout", text="one\nTWO\n")],
+        "cell [1] gives stdout 'two' with the newest instructions and stdout 'TWO' with",
+    ),
+    "another stream": (
+        STREAM,
+        [nbformat.v4.new_output("stream", name="stderr", text="one\ntwo\n")],
+        "gives stdout 'one' with the newest instructions and stderr 'one' with",
+    ),
+    "less": (STREAM, [], "and no more '' with the oldest"),
+    "more": ([], STREAM, "gives no more '' with the newest"),
+    "far along a line": (
+        [output(**{"text/html": f"{LONG}1{LONG}"})],
+        [output(**{"text/html": f"{LONG}2{LONG}"})],
+        f"gives text/html '{'x' * 30}1{'x' * 49}' with",
+    ),
+    "an error": (
+        [nbformat.v4.new_output("error", ename="E", evalue="0.1", traceback=["a"])],
+        [nbformat.v4.new_output("error", ename="E", evalue="0.2", traceback=["a"])],
+        "gives error 'E: 0.1' with",
+    ),
+    "JSON": (
+        [output(**{"application/json": {"a": 1}})],
+        [output(**{"application/json": {"a": 2}})],
+        "application/json '{\"a\": 1}' with",
+    ),
+    "a pixel": ([output(**{"image/png": "1"})], [output(**{"image/png": "2"})], ""),
+    "a traceback": (
+        [nbformat.v4.new_output("error", ename="E", evalue="0.1", traceback=["a"])],
+        [nbformat.v4.new_output("error", ename="E", evalue="0.1", traceback=["b"])],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_difference(case: str) -> None:
+    newest, oldest, says = OUTPUTS[case]
+    runs = [
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell("1", execution_count=1, outputs=outputs)]
+        )
+        for outputs in (newest, oldest)
+    ]
+    found = difference(*runs)
+    assert bool(found) == bool(says)
+    assert says in found and len(found) < 400
 
 
 def test_normalise_keeps_what_authors_wrote_and_drops_the_rest() -> None:
@@ -128,10 +230,3 @@ def test_what_was_saved_meanwhile_is_not_overwritten(
     assert refresh(tmp_path) == 1
     assert "saved by someone else meanwhile, not written" in capsys.readouterr().out
     assert path.read_text().endswith(" ") and len(list(tmp_path.glob("*"))) == 1
-
-
-def test_permissions_are_kept(tmp_path: Path) -> None:
-    path = write_notebook(tmp_path, "00_all", "print(1)")
-    path.chmod(0o664)
-    assert refresh(tmp_path) == 0
-    assert path.stat().st_mode & 0o777 == 0o664

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -38,8 +40,13 @@ from playbook_utils.predict.communication import wire_bytes
 from playbook_utils.workers import launch
 
 SMALL = partial(BucketedDDP, bucket_bytes=20_000)
-RUNGS = [NaiveDDP, OverlappedDDP, BucketedDDP, SMALL, AccumulatingDDP]
-IDS = ["naive", "overlapped", "one", "small", "accumulating"]
+RUNGS: dict[str, Callable] = {
+    "naive": NaiveDDP,
+    "overlapped": OverlappedDDP,
+    "one": BucketedDDP,
+    "small": SMALL,
+    "accumulating": AccumulatingDDP,
+}
 CONFIG = DecoderConfig.tiny(dim=24, num_heads=4, ff_dim=40, vocab_size=65)
 LANGUAGE = GeneratedLanguage(vocab_size=65)
 BATCHES = [LANGUAGE.batch(step, batch_size=30, seq_len=7) for step in range(3)]
@@ -67,18 +74,33 @@ def reference(make_model: Callable, **options):
     return record_training(make_model(), BATCHES, **options)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
-def test_trains_like_one_process(wrap: Callable, world_size: int) -> None:
-    make_model = tied_and_frozen if world_size == 3 else plain
-    records = launch(train, make_model, wrap, world_size=world_size)
-    assert_same_training(reference(make_model), records)
+def each(work: Callable, cases: dict[str, Any], world_size: int) -> dict[str, list[Any]]:
+    """`work(value)` of each case in one launch: {name: results in rank order}."""
+
+    def run() -> dict[str, Any]:
+        return {name: work(value) for name, value in cases.items()}
+
+    ranks = launch(run, world_size=world_size)
+    return {name: [rank[name] for rank in ranks] for name in cases}
 
 
-@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
-def test_clipping_comes_after_averaging(wrap: Callable) -> None:
-    records = launch(partial(train, clip=0.1), plain, wrap, world_size=3)
-    assert_same_training(reference(plain, clip=0.1), records)
+@pytest.fixture(scope="module", params=[1, 2, 3, 5], ids="{} ranks".format)
+def trained(request: pytest.FixtureRequest) -> tuple[Any, dict[str, Any]]:
+    """One process's record, and each rung's, all rungs of one world size in one launch."""
+    make_model = tied_and_frozen if request.param == 3 else plain
+    return reference(make_model), each(partial(train, make_model), RUNGS, request.param)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_trains_like_one_process(trained: Any, rung: str) -> None:
+    expected, records = trained
+    assert_same_training(expected, records[rung])
+
+
+def test_clipping_comes_after_averaging() -> None:
+    cases = {name: RUNGS[name] for name in ("naive", "small")}
+    for records in each(partial(train, plain, clip=0.1), cases, 3).values():
+        assert_same_training(reference(plain, clip=0.1), records)
 
 
 def weighted_step(model: nn.Module, batch) -> torch.Tensor:
@@ -92,11 +114,13 @@ def weighted_step(model: nn.Module, batch) -> torch.Tensor:
     return loss * total / max(targets.numel(), 1)
 
 
-@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
 @pytest.mark.parametrize("world_size", [4, 7])
-def test_an_uneven_batch_weighted_by_tokens_is_right(wrap: Callable, world_size: int) -> None:
-    work = partial(train, uneven="allow", step=weighted_step)
-    assert_same_training(reference(plain), launch(work, plain, wrap, world_size=world_size))
+def test_an_uneven_batch_weighted_by_tokens_is_right(world_size: int) -> None:
+    work = partial(train, plain, uneven="allow", step=weighted_step)
+    for records in each(
+        work, {name: RUNGS[name] for name in ("naive", "small")}, world_size
+    ).values():
+        assert_same_training(reference(plain), records)
 
 
 def test_an_uneven_batch_without_weights_is_wrong_and_refused_by_default() -> None:
@@ -107,12 +131,15 @@ def test_an_uneven_batch_without_weights_is_wrong_and_refused_by_default() -> No
         launch(train, plain, NaiveDDP, world_size=4)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("wrap", [AccumulatingDDP, nn.parallel.DistributedDataParallel])
-def test_accumulation_is_the_large_batch(wrap: Callable, parts: int) -> None:
-    step = partial(accumulate, num_microbatches=parts)
-    records = launch(partial(train, step=step), plain, wrap, world_size=3)
-    assert_same_training(reference(plain), records)
+def test_accumulation_is_the_large_batch() -> None:
+    def work(case: tuple[Callable, int]) -> Any:
+        wrap, parts = case
+        return train(plain, wrap, step=partial(accumulate, num_microbatches=parts))
+
+    wraps = (AccumulatingDDP, nn.parallel.DistributedDataParallel)
+    cases = {f"{wrap.__name__}, {parts}": (wrap, parts) for wrap in wraps for parts in (1, 2, 5)}
+    for records in each(work, cases, 3).values():
+        assert_same_training(reference(plain), records)
 
 
 def test_no_sync_sends_once_and_sending_each_time_costs_each_time() -> None:
@@ -123,12 +150,12 @@ def test_no_sync_sends_once_and_sending_each_time_costs_each_time() -> None:
         assert log.calls() == len(model.buckets)
         return log.calls()
 
-    assert len(set(launch(calls, 1, world_size=2) + launch(calls, 5, world_size=2))) == 1
+    once, *others = each(calls, {"1 part": 1, "5 parts": 5}, 2).values()
+    assert len(set(once)) == 1 and others == [once]
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_stay_windows_into_their_bucket(set_to_none: bool) -> None:
-    def windows() -> bool:
+def test_gradients_stay_windows_into_their_bucket() -> None:
+    def windows(set_to_none: bool) -> bool:
         model = SMALL(plain())
         for batch in BATCHES:
             model.zero_grad(set_to_none=set_to_none)
@@ -141,9 +168,8 @@ def test_gradients_stay_windows_into_their_bucket(set_to_none: bool) -> None:
             for param in bucket.views
         )
 
-    assert launch(windows, world_size=2) == [True, True]
-    records = launch(train, plain, SMALL, world_size=2)
-    assert_same_training(reference(plain), records)
+    found = each(windows, {"set to None": True, "zeroed": False}, 2)
+    assert list(found.values()) == [[True, True]] * 2
 
 
 class Skipping(nn.Module):
@@ -158,36 +184,37 @@ class Skipping(nn.Module):
         return self.layers[1](x) if use_second else x
 
 
-@pytest.mark.parametrize("wrap", [NaiveDDP, partial(BucketedDDP, bucket_bytes=40)])
-def test_a_parameter_that_some_ranks_do_not_use_counts_as_zero(wrap: Callable) -> None:
-    check_unused_parameters(wrap)
+def test_a_parameter_that_some_ranks_do_not_use_counts_as_zero() -> None:
+    cases = {"naive": NaiveDDP, "bucketed": partial(BucketedDDP, bucket_bytes=40)}
+    for results in each(grads_of_skipping, cases, 3).values():
+        check_unused_parameters(results)
 
 
-def check_unused_parameters(wrap: Callable) -> None:
-    def grads() -> list[list[torch.Tensor]]:
-        torch.manual_seed(0)
-        model, steps = wrap(Skipping().double()), []
-        for _ in range(2):  # the second step must not send what the first left
-            model.zero_grad()
-            x = torch.ones(2, 4, dtype=torch.float64)
-            model(x, dist.get_rank() % 2 == 0).sum().backward()
-            model.finish_gradients()
-            steps.append([p.grad.clone() for p in model.parameters()])
-        return steps
+def grads_of_skipping(wrap: Callable) -> list[list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model, steps = wrap(Skipping().double()), []
+    for _ in range(2):  # the second step must not send what the first left
+        model.zero_grad()
+        x = torch.ones(2, 4, dtype=torch.float64)
+        model(x, dist.get_rank() % 2 == 0).sum().backward()
+        model.finish_gradients()
+        steps.append([p.grad.clone() for p in model.parameters()])
+    return steps
 
+
+def check_unused_parameters(results: list[list[list[torch.Tensor]]]) -> None:
     torch.manual_seed(0)
     x = Skipping().double().layers[0](torch.ones(2, 4, dtype=torch.float64)).detach()
     of_a_rank = torch.ones(4, 1, dtype=torch.float64) * x.sum(0)
-    for steps in launch(grads, world_size=3, timeout_s=20):
+    for steps in results:
         for found in steps:
             # Ranks 0 and 2 of three use the second layer, none the third.
             assert torch.allclose(found[2], of_a_rank * 2 / 3, rtol=1e-12)
             assert torch.equal(found[4], torch.zeros(4, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
-def test_a_subgroup_averages_among_itself(wrap: Callable) -> None:
-    def average() -> tuple[float, float]:
+def test_a_subgroup_averages_among_itself() -> None:
+    def average(wrap: Callable) -> tuple[float, float]:
         groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
         torch.manual_seed(dist.get_rank())
         model = wrap(nn.Linear(2, 1, bias=False).double(), group=groups[dist.get_rank() % 2])
@@ -195,14 +222,14 @@ def test_a_subgroup_averages_among_itself(wrap: Callable) -> None:
         model.finish_gradients()
         return model.module.weight.grad[0, 0].item(), model.module.weight[0, 0].item()
 
-    results = launch(average, world_size=4)
-    assert [grad for grad, _ in results] == [1.0, 2.0, 1.0, 2.0]
-    assert results[0] == results[2] and results[1] == results[3] and results[0] != results[1]
+    for name, results in each(average, RUNGS, 4).items():
+        assert [grad for grad, _ in results] == [1.0, 2.0, 1.0, 2.0], name
+        assert results[0] == results[2] and results[1] == results[3], name
+        assert results[0] != results[1], name
 
 
-@pytest.mark.parametrize("wrap", [NaiveDDP, SMALL], ids=["naive", "bucketed"])
-def test_bfloat16_gradients_are_averaged_to_one_rounding(wrap: Callable) -> None:
-    def grads() -> tuple[torch.Tensor, torch.Tensor]:
+def test_bfloat16_gradients_are_averaged_to_one_rounding() -> None:
+    def grads(wrap: Callable) -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
         model = wrap(nn.Linear(8, 8, bias=False).bfloat16())
         torch.manual_seed(1 + dist.get_rank())
@@ -212,14 +239,14 @@ def test_bfloat16_gradients_are_averaged_to_one_rounding(wrap: Callable) -> None
         return local, model.module.weight.grad
 
     # Backward leaves the bucketed gradient in flight: take the rank's own from the naive wrapper.
-    results = launch(grads, world_size=3)
-    assert all(torch.equal(results[0][1], r[1]) for r in results)
-    assert results[0][1].dtype == torch.bfloat16
-    if wrap is NaiveDDP:
-        mean = torch.stack([local for local, _ in results]).mean(0)
-        # Two additions and a division, each rounded to 8 bits: 3 * 2^-9 of the largest term.
-        largest = torch.stack([local.abs() for local, _ in results]).amax()
-        assert (results[0][1].float() - mean).abs().max() <= 3 * 2**-8 * largest
+    found = each(grads, {name: RUNGS[name] for name in ("naive", "small")}, 3)
+    for results in found.values():
+        assert all(torch.equal(results[0][1], r[1]) for r in results)
+        assert results[0][1].dtype == torch.bfloat16
+    mean = torch.stack([local for local, _ in found["naive"]]).mean(0)
+    # Two additions and a division, each rounded to 8 bits: 3 * 2^-9 of the largest term.
+    largest = torch.stack([local.abs() for local, _ in found["naive"]]).amax()
+    assert (found["naive"][0][1].float() - mean).abs().max() <= 3 * 2**-8 * largest
 
 
 def test_mixed_dtypes_go_into_separate_buckets() -> None:
@@ -242,8 +269,8 @@ def test_calls_and_bytes_are_as_predicted(world_size: int) -> None:
 
     model = Decoder(CONFIG)
     tensors, nbytes = len(list(model.parameters())), 4 * num_params(model)
-    for wrap in RUNGS:
-        for calls, payload, wire, buckets in launch(count, wrap, world_size=world_size):
+    for results in each(count, RUNGS, world_size).values():
+        for calls, payload, wire, buckets in results:
             assert calls == (buckets or tensors)
             assert payload == nbytes
             # Each call rounds up to whole bytes.
@@ -274,21 +301,21 @@ def order(wrap: Callable) -> tuple[int, bool]:
         work = real(*args, **kwargs)
         return work if work is None else Noted(work, events)
 
-    dist.all_reduce = noted
-    tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), 2)
-    cross_entropy(model(tokens), targets).backward()
-    events.append("end")
-    model.finish_gradients()
+    with mock.patch.object(dist, "all_reduce", noted):
+        tokens, targets = shard_batch(BATCHES[0], dist.get_rank(), 2)
+        cross_entropy(model(tokens), targets).backward()
+        events.append("end")
+        model.finish_gradients()
     last = max(i for i, event in enumerate(events) if event not in ("send", "wait", "end"))
     return events[:last].count("send"), "wait" in events[: events.index("end")]
 
 
 def test_overlap_by_the_order_of_events() -> None:
     """Not by the clock: several calls leave while gradients are missing, and none is waited for."""
-    assert launch(order, NaiveDDP, world_size=2) == [(0, False)] * 2
-    for wrap in (OverlappedDDP, SMALL):
-        for sends, waited in launch(order, wrap, world_size=2):
-            assert sends >= 3 and not waited
+    found = each(order, {name: RUNGS[name] for name in ("naive", "overlapped", "small")}, 2)
+    assert found["naive"] == [(0, False)] * 2
+    for sends, waited in found["overlapped"] + found["small"]:
+        assert sends >= 3 and not waited
 
 
 @pytest.mark.parametrize("limit", [100, 2_000, 10_000, 2**20])
@@ -302,14 +329,13 @@ def test_buckets_are_as_full_as_the_limit_allows(limit: int) -> None:
     assert all(sum(a) + b[0] > limit for a, b in itertools.pairwise(sizes))
 
 
-@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
-def test_buffers_start_equal(wrap: Callable) -> None:
-    def mean() -> list[float]:
+def test_buffers_start_equal() -> None:
+    def mean(wrap: Callable) -> list[float]:
         norm = nn.BatchNorm1d(3)
         norm.running_mean.fill_(dist.get_rank() + 5)
         return wrap(norm).module.running_mean.tolist()
 
-    assert launch(mean, world_size=3) == [[5.0] * 3] * 3
+    assert list(each(mean, RUNGS, 3).values()) == [[[5.0] * 3] * 3] * len(RUNGS)
 
 
 @pytest.mark.parametrize("wrap", [OverlappedDDP, SMALL], ids=["overlapped", "bucketed"])
@@ -366,15 +392,14 @@ def test_accumulation_keeps_one_copy_of_the_gradients_and_the_wrapper_can_be_ret
     assert all(isinstance(model, AccumulatingDDP) for _, model in results)
 
 
-@pytest.mark.parametrize("wrap", RUNGS, ids=IDS)
-def test_float16_gradients_do_not_overflow_in_the_sum(wrap: Callable) -> None:
-    def grad() -> float:
+def test_float16_gradients_do_not_overflow_in_the_sum() -> None:
+    def grad(wrap: Callable) -> float:
         model = wrap(nn.Linear(1, 1, bias=False).half())
         model(torch.full((1, 1), 40_000.0).half()).sum().backward()
         model.finish_gradients()
         return model.module.weight.grad.item()
 
-    assert launch(grad, world_size=2) == [40_000.0, 40_000.0]
+    assert list(each(grad, RUNGS, 2).values()) == [[40_000.0, 40_000.0]] * len(RUNGS)
 
 
 def test_train_steps_do_not_depend_on_the_number_of_ranks() -> None:
@@ -405,10 +430,14 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     exec(compile(source.replace(old, new), "<broken>", "exec"), names)
     wrap = names["BucketedDDP"]
     with pytest.raises((NotEquivalent, LaunchError, AssertionError)):
-        small = partial(wrap, bucket_bytes=20_000)
-        records = launch(train, plain, small, world_size=3, timeout_s=20)
-        assert_same_training(reference(plain), records)
-        check_unused_parameters(partial(wrap, bucket_bytes=40))
+        small, tiny = (partial(wrap, bucket_bytes=size) for size in (20_000, 40))
+
+        def run() -> Any:
+            return train(plain, small), grads_of_skipping(tiny)
+
+        results = launch(run, world_size=3, timeout_s=20)
+        assert_same_training(reference(plain), [record for record, _ in results])
+        check_unused_parameters([grads for _, grads in results])
 
 
 def test_the_exported_script_runs_under_torchrun(tmp_path: Path) -> None:
