@@ -70,8 +70,9 @@ def execute(
     """Run all cells of a notebook, in its own folder, in a fresh kernel.
 
     timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run; the
-    kernel gets `environ` besides this process's variables. A failing cell, a dead kernel and a timeout are the outcome's `failure`, not raised. Raises
-    ValueError where `path` is no notebook, and KeyboardInterrupt when the kernel has been stopped.
+    kernel gets `environ` besides this process's variables. A failing cell, a dead kernel and a
+    timeout are the outcome's `failure`, not raised. Raises ValueError where `path` is no notebook,
+    and KeyboardInterrupt when the kernel has been stopped.
     """
     run = _Run(path, timeout_s, on_cell, os.environ | dict(environ or {}))
     peak_bytes = 0
