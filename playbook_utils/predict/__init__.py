@@ -9,6 +9,7 @@ Standard library only: importing this wing never imports torch. One module a sub
     activations    what a forward pass keeps, tensor by tensor (`blocks` its parts)
     memory         all of a rank's memory (`weights` its parameters, `zero` their shards, `stages`
                    its layers and micro-batches, `estimate` the result, `headroom` whether it fits)
+    training       a model and how it is trained, with the memory that follows
     flops          operations of a pass and a step, MFU and HFU
     hardware       memory, peak rates and links of GPUs
     communication  bytes on the wire, one rule for all collectives (`collective_time` by algorithm,
