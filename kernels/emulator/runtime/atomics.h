@@ -48,6 +48,8 @@ ATOMIC_OPERATION(unsigned int, atomicDec, old == 0 || old > value ? value : old 
 
 // For those that include/ makes itself, such as that of a half.
 extern "C" void emulator_atomic(void* address, int bytes, void* pc) {
+    const uint64_t pc_ = reinterpret_cast<uint64_t>(pc);
+    watch_poll(reinterpret_cast<uint64_t>(address), bytes, pc_);
     if (state.launch->counting)
-        record(reinterpret_cast<uint64_t>(address), bytes, true, true, reinterpret_cast<uint64_t>(pc));
+        record_atomic(reinterpret_cast<uint64_t>(address), bytes, true, pc_);
 }
