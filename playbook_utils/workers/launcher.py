@@ -24,6 +24,7 @@ import pickle
 import reprlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
@@ -38,6 +39,7 @@ from playbook_utils.errors import (
     without_frames,
 )
 from playbook_utils.workers import pickling, report, torchrun, wire
+from playbook_utils.workers.edited import Modules
 from playbook_utils.workers.holders import unsendable
 from playbook_utils.workers.output import Order, RankedOutput
 from playbook_utils.workers.servers import ForkServer, Server, SpawnServer
@@ -59,6 +61,7 @@ class _Servers:
 
     def __init__(self) -> None:
         self._servers: dict[tuple[int, str], Server] = {}
+        self.modules = Modules()
         self.lock = threading.Lock()
 
     def get(self, method: StartMethod) -> Server:
@@ -111,6 +114,12 @@ def launch(
         threads: CPU threads of each rank; None divides the cores among the ranks.
         start_method: None is "fork" (from a server) on Linux, "spawn" elsewhere.
 
+    The ranks have the notebook's environment, folder, `sys.path`, default dtype, float32 matmul
+    precision and deterministic algorithms. What does not travel: globals of a module that were
+    changed after its import (ranks import it anew, and a warning names a file edited since),
+    `atexit` handlers (no rank runs any), gradients of tensors that are no leaves, PyTorch's and
+    NumPy's print options, log levels.
+
     Raises:
         ValueError, TypeError: an argument that cannot be.
         LaunchError: a rank failed; `failures` holds each cause, `positions` where all were.
@@ -137,6 +146,12 @@ def launch(
     chosen = backend or _default_backend(world_size)
     with _told(world_size), _SERVERS.lock, ExitStack() as stack:
         cwd = _working_directory()
+        for file in _SERVERS.modules.edited():
+            warnings.warn(
+                f"{file} was edited after this kernel imported it, and ranks import it as it "
+                "is now: restart the kernel, or reload the module with importlib.reload",
+                stacklevel=2,
+            )
         server = _SERVERS.get(method)
         rendezvous, path = rendezvous_file(stack, server)
         setup = Setup(
@@ -149,6 +164,10 @@ def launch(
             sys_path=list(sys.path),
             sources={},
             rendezvous_path=path,
+            dtype=torch.get_default_dtype(),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             **_notebooks(),
         )
         payload = wire.anonymous_file()

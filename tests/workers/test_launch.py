@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import functools
+import logging
 import os
 import random
+import string
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,6 +160,55 @@ def test_environment_folder_and_threads(monkeypatch: pytest.MonkeyPatch, tmp_pat
     cores = len(os.sched_getaffinity(0))
     assert launch(torch.get_num_threads, world_size=1) == [cores]
     assert launch(torch.get_num_threads, world_size=8) == [max(1, cores // 8)] * 8
+
+
+def test_dtype_precision_and_determinism_of_the_notebook_are_the_ranks() -> None:
+    def look() -> tuple[torch.dtype, str, bool, bool]:
+        return (
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+
+    before = look()
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.set_float32_matmul_precision("medium")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        assert launch(look, world_size=1) == [(torch.float64, "medium", True, True)]
+    finally:
+        torch.set_default_dtype(before[0])
+        torch.set_float32_matmul_precision(before[1])
+        torch.use_deterministic_algorithms(before[2], warn_only=before[3])
+    assert launch(look, world_size=1) == [before]
+
+
+def test_what_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the docstring of `launch` says."""
+    ran = []
+    atexit.register(ran.append, 1)
+    monkeypatch.setattr(string, "digits", "changed")
+    logger = logging.getLogger("lesson")
+    logger.setLevel(logging.DEBUG)
+    inner = torch.ones(1, requires_grad=True) * 2
+    inner.retain_grad()
+    inner.backward()
+    torch.set_printoptions(precision=2)
+    try:
+        sent = [inner]
+
+        def look() -> tuple[str, int, object, str]:
+            text = str(torch.tensor(1 / 3)) + str(numpy.array(1 / 3))
+            return string.digits, logging.getLogger("lesson").level, sent[0].grad, text
+
+        with numpy.printoptions(precision=2):
+            assert launch(look, world_size=1) == [
+                ("0123456789", logging.NOTSET, None, "tensor(0.3333)0.3333333333333333")
+            ]
+    finally:
+        torch.set_printoptions(profile="default")
+        atexit.unregister(ran.append)
 
 
 def test_the_debug_level_set_in_the_notebook_counts(monkeypatch: pytest.MonkeyPatch) -> None:
