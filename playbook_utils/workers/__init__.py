@@ -7,8 +7,9 @@
 The modules: `launcher` (the call), `session` (one launch, seen from the notebook), `rank` (what
 is known of one rank), `servers` and `forkserver` (where processes come from), `worker` (what a
 process does), `mends` (traps taken out of it), `pickling`, `wire` (what travels, and how),
-`holders` (what cannot), `output` (what ranks print), `raised`, `report` (what is said when one
-fails), `torchrun` (the same call in processes that exist), `network` (a slow one, emulated).
+`holders` (what cannot), `edited` (files that changed since), `output` (what ranks print), `raised`
+and `report` (what is said when one fails), `torchrun` (the same call in processes that exist),
+`network` (a slow one, emulated), `private` (names of PyTorch and cloudpickle that may move).
 """
 
 from playbook_utils.workers.launcher import launch, prewarm, shutdown

@@ -23,7 +23,7 @@ import cloudpickle
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from playbook_utils.workers import pickling
+from playbook_utils.workers import pickling, private
 
 __all__ = ["mend"]
 
@@ -32,11 +32,8 @@ def mend() -> None:
     """Take the three traps out of this process."""
     sys.stdin = _NoKeyboard(open(0, "rb", closefd=False))  # noqa: SIM115 (lives as long as we)
     sys.breakpointhook = sys.stdin.readline
-    # Every way to name a peer comes by here; its absence is seen by the tests, not by learners.
-    if hasattr(distributed_c10d, "_canonicalize_group_rank"):
-        distributed_c10d._canonicalize_group_rank = _present(
-            distributed_c10d._canonicalize_group_rank
-        )
+    name = private.group_rank.__name__
+    setattr(distributed_c10d, name, _present(private.group_rank))
     reduction.dump = _dump_by_value
 
 

@@ -35,7 +35,8 @@ from typing import Any
 
 import cloudpickle
 import torch
-from cloudpickle import cloudpickle as _cloudpickle
+
+from playbook_utils.workers.private import SET_CLASS, SKELETONS, classes_by_id, code_reduce
 
 __all__ = ["Payload", "add_sources", "dumps", "fill_main", "loads"]
 
@@ -86,7 +87,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    make, args = _cloudpickle._code_reduce(code)
+    make, args = code_reduce(code)
     return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
 
 
@@ -165,15 +166,15 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
         if module == "cloudpickle.cloudpickle":
-            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+            if name in SKELETONS:
                 return self._noting_new(found)
-            if name == "_class_setstate":
+            if name == SET_CLASS:
                 return lambda cls, state: found(cls, state) if cls in self._new_classes else cls
         return found
 
     def _noting_new(self, make_class: Callable[..., type]) -> Callable[..., type]:
         def make(*args: Any) -> type:
-            before = set(_cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values())
+            before = set(classes_by_id.values())
             cls = make_class(*args)
             if cls not in before:
                 self._new_classes.add(cls)
@@ -221,6 +222,6 @@ def fill_main(fn: Callable[..., Any]) -> None:
             if not name.startswith("__"):
                 main.setdefault(name, value)
         main.setdefault(plain.__name__, plain)
-    for cls in list(_cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()):
+    for cls in list(classes_by_id.values()):
         if cls.__module__ == "__main__" and "." not in cls.__qualname__:
             main[cls.__name__] = cls

@@ -15,6 +15,7 @@ failure, all of which are torchrun's; a failing rank raises its own exception.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -92,3 +93,6 @@ def _leave() -> None:
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.barrier()  # gloo aborts in some teardowns that peers are not ready for
         dist.destroy_process_group()
+        # A wrapper and its hooks refer to each other, and hold the group: its threads would still
+        # run while the interpreter is taken down, and end the process by std::terminate.
+        gc.collect()

@@ -28,9 +28,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as distributed_c10d
 
-from playbook_utils.workers import pickling, wire
+from playbook_utils.workers import pickling, private, wire
 from playbook_utils.workers.holders import unreturnable
 from playbook_utils.workers.mends import mend
 from playbook_utils.workers.raised import describe
@@ -175,7 +174,7 @@ def _enter(rank: int, setup: Setup) -> None:
     if "numpy" in sys.modules:  # else every rank of every launch draws the same numbers
         sys.modules["numpy"].random.seed()
     # Read at import, which was before the notebook's environment came.
-    distributed_c10d.set_debug_level_from_env()
+    private.set_debug_level_from_env()
 
 
 def _install_notebooks(setup: Setup) -> None:
@@ -187,7 +186,7 @@ def _install_notebooks(setup: Setup) -> None:
 
 
 def _join(rank: int, setup: Setup, rendezvous_path: str) -> None:
-    store = distributed_c10d.FileStore(rendezvous_path, setup.world_size)
+    store = private.FileStore(rendezvous_path, setup.world_size)
     device = torch.device("cuda", rank) if "nccl" in setup.backend else None
     if device is not None:
         torch.cuda.set_device(device)

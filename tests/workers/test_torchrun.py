@@ -95,6 +95,39 @@ def test_a_function_made_inside_a_function_comes_back(torchrun: Torchrun, tmp_pa
     assert out.count("RESULT [3, 3]") == 2
 
 
+CYCLE = """
+import atexit, os
+import torch, torch.distributed as dist
+from playbook_utils.workers import launch
+
+class Wrapper:
+    pass
+
+def work():
+    wrapper = Wrapper()
+    wrapper.hook, wrapper.group = wrapper, dist.group.WORLD
+    dist.all_reduce(torch.ones(1))
+
+def threads():
+    tasks = os.listdir("/proc/self/task")
+    return sum("gloo" in open(f"/proc/self/task/{task}/comm").read() for task in tasks)
+
+atexit.register(lambda: print("LEFT", threads()))  # runs after what launch registers
+launch(work, world_size=1)
+print("BEFORE", threads() > 0)
+"""
+
+
+def test_no_thread_of_the_group_outlives_the_leaving_of_it() -> None:
+    """Also where a cycle holds the group; such threads abort the end of the interpreter."""
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    env = {**os.environ, **rank, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, "-c", CYCLE], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == ["BEFORE", "True", "LEFT", "0"], done.stderr
+
+
 def test_gpus_that_are_too_few_are_an_error_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
