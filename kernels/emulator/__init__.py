@@ -1,9 +1,11 @@
 """Runs CUDA C++ on the CPU: grids, blocks, warps, shared memory, barriers, shuffles and atomics.
 
-    library = EmulatedLibrary(source, {"TILE": "16"}, count=True, timeout_s=60.0)
+    library = EmulatedLibrary(
+        source, {"scale": "scale<float>"}, {"TILE": "16"}, count=True, timeout_s=60.0
+    )
     report = library.launch(signature, configuration, arguments)
 
-How: g++ compiles the file unmodified, with headers that stand for CUDA's (`include/`), and inserts
+How: g++ compiles the file without its host code, with headers that stand for CUDA's (`include/`), and inserts
 a call before every access to memory and at the start of every basic block. Those calls, the threads
 (fibers, which take turns within one thread of the process) and the barriers are in `runtime/`. So
 each access is checked before it happens, and counted for its warp and its line of the source.
@@ -19,6 +21,8 @@ compiler keeps. What is not, or is not there:
   left out, and no count was compared with Nsight Compute.
 - Which accesses there are depends on the compiler (a value read twice may be loaded once, as with
   nvcc), and so does how code is cut into steps.
+- A tensor that is a view may be read and written anywhere in its storage, as a GPU allows it (a
+  halo): an index that leaves the view and not the storage is no error.
 - An index that leaves one shared array and hits another (unless the array's size is in its type),
   or one tensor and another of the launch (`a = big[:32]`, `b = big[32:]`, `a[32]`), is no error.
 - Time, caches, the order in which a GPU would run threads, a race that two blocks have, and a
