@@ -5,10 +5,11 @@
     )
     report = library.launch(signature, configuration, arguments)
 
-How: g++ compiles the file without its host code, with headers that stand for CUDA's (`include/`), and inserts
-a call before every access to memory and at the start of every basic block. Those calls, the threads
-(fibers, which take turns within one thread of the process) and the barriers are in `runtime/`. So
-each access is checked before it happens, and counted for its warp and its line of the source.
+How: g++ compiles the file without its host code, with headers that stand for CUDA's (`include/`),
+and inserts a call before every access to memory and at the start of every basic block. Those calls,
+the threads (fibers, which take turns within one thread of the process) and the barriers are in
+`runtime/`. So each access is checked before it happens, and counted for its warp and its line of
+the source.
 
 What is exact: what the kernel computes up to rounding; accesses; and, where the lanes of a warp
 come to an access together, its requests, sectors and bank conflicts, for each access that the
