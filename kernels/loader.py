@@ -29,10 +29,15 @@ __all__ = ["Kernel", "Module", "load"]
 class Library(Protocol):
     """A compiled file: by the emulator or by nvcc."""
 
-    signatures: Mapping[str, KernelSignature]
-    """Of its kernels, with the compiler's types."""
-    refused: Mapping[str, str]
-    """Why a kernel is not there."""
+    @property
+    def signatures(self) -> Mapping[str, KernelSignature]:
+        """Of its kernels, with the compiler's types."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why a kernel is not there."""
+        ...
 
     def variable(self, name: str) -> torch.Tensor:
         """The memory of a variable of the file."""
