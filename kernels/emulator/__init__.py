@@ -1,12 +1,15 @@
 """Runs CUDA C++ on the CPU: grids, blocks, warps, shared memory, barriers, shuffles and atomics.
 
-    library = EmulatedLibrary(source, {"TILE": "16"}, count=True, timeout_s=60.0)
+    library = EmulatedLibrary(
+        source, {"scale": "scale<float>"}, {"TILE": "16"}, count=True, timeout_s=60.0
+    )
     report = library.launch(signature, configuration, arguments)
 
-How: g++ compiles the file unmodified, with headers that stand for CUDA's (`include/`), and inserts
-a call before every access to memory and at the start of every basic block. Those calls, the threads
-(fibers, which take turns within one thread of the process) and the barriers are in `runtime/`. So
-each access is checked before it happens, and counted for its warp and its line of the source.
+How: g++ compiles the file without its host code, with headers that stand for CUDA's (`include/`),
+and inserts a call before every access to memory and at the start of every basic block. Those calls,
+the threads (fibers, which take turns within one thread of the process) and the barriers are in
+`runtime/`. So each access is checked before it happens, and counted for its warp and its line of
+the source.
 
 What ends a launch, with the line and the thread (`kernels.errors`): an access out of bounds or
 misaligned; a barrier or warp operation that not all reach; a race, within a block or between
@@ -37,6 +40,8 @@ compiler keeps. What is not, or is not there:
   one who waited. Of many races on one word some are found, not all.
 - With g++ before version 11, volatile accesses count as plain ones, and a shared array that nobody
   writes reads as 0; so do volatile accesses with clang++.
+- A tensor that is a view may be read and written anywhere in its storage, as a GPU allows it (a
+  halo): an index that leaves the view and not the storage is no error.
 - An index that leaves one shared array and hits another (unless the array's size is in its type),
   or one tensor and another of the launch (`a = big[:32]`, `b = big[32:]`, `a[32]`), is no error.
 - Time, caches, the order in which a GPU would run threads, and a structure in memory that is passed

@@ -1,4 +1,7 @@
-"""Compile a .cu file for the CPU: its kernels and the runtime, linked into one library."""
+"""Compile a .cu file for the CPU: its kernels and the runtime, linked into one library.
+
+What g++ refuses is left out and named (`refusals.py`), and the rest compiled again.
+"""
 
 from __future__ import annotations
 

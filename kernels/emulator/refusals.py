@@ -94,7 +94,8 @@ def blame(text: str, source: Source) -> list[Refusal]:
         entry = line if name == ENTRIES else 0
         pieces: Sequence[Piece | None] = [None] if entry else _pieces_at(source, name, line)
         for piece in pieces:
-            if (piece, entry) not in found:
+            # Of a parameter whose type is not known g++ first says that the function is void.
+            if (piece, entry) not in found or "declared void" in found[piece, entry].reason:
                 found[piece, entry] = _refusal(source, piece, entry, line, message)
     return list(found.values())
 

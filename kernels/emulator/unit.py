@@ -32,6 +32,8 @@ _HOST_HEADERS = (
     *("iostream", "fstream", "sstream", "iomanip", "random", "chrono"),
     *("thread", "mutex", "future", "filesystem", "regex"),
 )
+# Of libraries that are not here, but whose headers declare half and bfloat16.
+_BRING_16_BITS = ("cublas", "cudnn", "mma", "cub/", "cute/", "cutlass/", "torch/", "ATen/", "c10/")
 _DYNAMIC = re.compile(
     r"\b(?:extern\s+(?:volatile\s+)?__shared__|__shared__\s+extern)\s+([^;{}]+?)\b(\w+)\s*\[\s*\]\s*;"
 )
@@ -129,6 +131,8 @@ def _include(name: str) -> str:
     """Our own header, or one of C++; of all others nothing is here."""
     if (_INCLUDE_FOLDER / name).is_file():
         return f'#include "{name}"'
+    if name.startswith(_BRING_16_BITS):
+        return '#include "cuda_fp16.h"\n#include "cuda_bf16.h"'
     if "/" in name or name in _HOST_HEADERS:
         return ""
     return f"#if __has_include(<{name}>)\n#include <{name}>\n#endif"

@@ -207,8 +207,7 @@ def test_integer_functions(page: Module) -> None:
 
 
 NARROW = r"""
-#include <cuda_fp16.h>
-#include <cuda_bf16.h>
+#include <cublas_v2.h>
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 namespace cg = cooperative_groups;
@@ -352,6 +351,7 @@ __global__ void image(cudaTextureObject_t t, float* c) { c[0] = tex2D<float>(t, 
 __global__ void whole_grid() { cooperative_groups::this_grid().sync(); }
 __global__ void unknown(float* c) { c[0] = __frobnicate(c[0]); }
 __global__ void library(float* c) { using Reduce = cub::BlockReduce<float, 32>; c[0] = 0; }
+__global__ void typed(Unheard* c) {}
 __global__ void twice(float* c) {}
 __global__ void twice(int* c) {}
 """
@@ -377,6 +377,8 @@ def test_what_the_emulator_does_not_have_is_said_in_one_line() -> None:
             getattr(module, name)
         assert str(caught.value).startswith("the emulator does not have " + text)
         assert "\n" not in str(caught.value)
+    with pytest.raises(CompileError, match=r"g\+\+ did not accept source.cu:18 .*'Unheard'"):
+        _ = module.typed
     with pytest.raises(CompileError, match="twice is overloaded"):
         _ = module.twice
 
