@@ -123,9 +123,7 @@ class EmulatedLibrary:
         findings = described(found, scene) if self._listing else ()
         if failure.kind:
             error = error_for(failure, scene, self._timeout_s)
-            for finding in findings:
-                error.add_note(f"found before: {finding}")
-            raise error
+            raise type(error)("\n".join([str(error), *(f"found before: {f}" for f in findings)]))
         if not self._counted:
             return Report(signature.name, "cpu", where.grid, where.block, findings=findings)
         lines = self._line_reports(sites, regions, load_address)
