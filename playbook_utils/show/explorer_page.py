@@ -46,10 +46,8 @@ DIFFERENCES = (
 def explorer_page(training: Training, gpu: Accelerator | None = None) -> str:
     """Whether it fits, bars and numbers of the fullest rank, and remarks."""
     book = book_bytes(training)
-    fits = ""
-    if gpu is not None:
-        sentence = escape(verdict(training.estimate, gpu))
-        fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>"
+    sentence = "" if gpu is None else escape(verdict(training.estimate, gpu))
+    fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>" if sentence else ""
     lines = "".join(f"<div>{line}</div>" for line in _remarks(training, book))
     bars = _bars(training.estimate, gpu, book or {})
     return f'<div style="{_SHEET}">{fits}{bars}{lines}</div>'
@@ -71,8 +69,8 @@ def _bars(estimate: MemoryEstimate, gpu: Accelerator | None, book: Mapping[str, 
     reach = max(estimate.peak_bytes, 0 if far else holds, 1)
     rows = ""
     for name, parts in estimate.parts.items():
-        number = _number(name, sum(parts.values()), book)
-        rows += _row(number, parts, _shades(name, len(parts)), reach)
+        numbers = _number(name, sum(parts.values()), book)
+        rows += _row(numbers, parts, _shades(name, len(parts)), reach)
     numbers = _number("total", estimate.total_bytes, book)
     if estimate.transient_bytes:
         numbers += _number("peak", estimate.peak_bytes, {})
@@ -181,13 +179,10 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     }
     terms = " + ".join(f"{size} {name}" for name, size in sizes.items() if size)
     yield f"Bytes a parameter: {terms} = {training.recipe.bytes_per_param}."
-    kept = training.kept_params
-    own = f"This rank: {kept:,} parameters."
+    kept, own = training.kept_params, f"This rank: {training.kept_params:,} parameters."
     if kept != estimate.num_params:
-        own = (
-            f"This rank computes with {estimate.num_params:,} parameters and, by ZeRO-3, keeps "
-            f"{kept:,} of them."
-        )
+        own = f"This rank computes with {estimate.num_params:,} parameters and, by ZeRO-3, keeps "
+        own += f"{kept:,} of them."
     yield f"Model: {shape.num_params:,} parameters. Ranks: {layout.world_size:,}. {own}"
     if layout.pp > 1:
         in_flight = ", ".join(map(str, estimate.microbatches_in_flight))

@@ -21,7 +21,6 @@ from playbook_utils.show.style import (
     Picture,
     color_key,
     color_of,
-    house_style,
     new_figure,
     text_color_on,
 )
@@ -60,8 +59,7 @@ def lines(
         _check_series(points, logx, logy)
     if strays := sorted(set(points or {}) - set(series)):
         raise ValueError(f"points {strays} belong to no line; the lines are {list(series)}")
-    with house_style():
-        figure, axes = new_figure(title, height_in=3.9)
+    with new_figure(title, height_in=3.9) as (figure, axes):
         ends: dict[str, tuple[float, float, str]] = {}
         for position, (label, (xs, ys)) in enumerate(series.items()):
             color = color_of(label, position)
@@ -136,8 +134,7 @@ def stacked_bars(
     scale, shown_unit = bytes_unit(largest) if unit == "bytes" else (1, unit)
     as_text = bytes_text if unit == "bytes" else number_text
     colors = _row_colors(rows)
-    with house_style():
-        figure, axes = new_figure(title, height_in=1.2 + 0.42 * len(rows))
+    with new_figure(title, height_in=1.2 + 0.42 * len(rows)) as (figure, axes):
         axes.set(xlabel=shown_unit, ylim=(len(rows) - (0.4 if limit is None else 0.0), -0.6))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.tick_params(axis="y", length=0)
@@ -160,8 +157,7 @@ def stacked_bars(
         ]
         figure.draw_without_rendering()
         # Room for the longest value beside its bar.
-        room = max(label_size(text)[0] for text in ends) + 12
-        width = axes.get_window_extent().width
+        room, width = max(label_size(t)[0] for t in ends) + 12, axes.get_window_extent().width
         axes.set_xlim(0, (largest or 1) / scale * width / max(width - room, width / 2))
         candidates = []
         for y, parts in enumerate(rows.values()):
@@ -201,12 +197,7 @@ def _draw_limit(axes: Axes, limit: float, label: str) -> None:
     axes.text(limit, 0.01, f"{label} ", ha="right", va="bottom", transform=below, fontsize=9)
 
 
-def memory(
-    samples: Iterable[MemorySample],
-    *,
-    title: str = "",
-    description: str = "",
-) -> Picture:
+def memory(samples: Iterable[MemorySample], *, title: str = "", description: str = "") -> Picture:
     """Draw what one rank holds at the moments of one or more steps, by category, in order.
 
     Vertical lines part the steps; the peak is marked.
@@ -220,13 +211,11 @@ def memory(
         raise ValueError(f"samples of {what}; expected one rank: filter them by `sample.rank`")
     totals = [sample.total_bytes for sample in samples]
     scale, unit = bytes_unit(max(totals))
-    stacks = {
-        name: [getattr(sample, f"{name}_bytes") / scale for sample in samples]
-        for name in CATEGORY_COLORS
-        if any(getattr(sample, f"{name}_bytes") for sample in samples)
+    held = {
+        name: [getattr(s, f"{name}_bytes") / scale for s in samples] for name in CATEGORY_COLORS
     }
-    with house_style():
-        figure, axes = new_figure(title, height_in=4.2)
+    stacks = {name: sizes for name, sizes in held.items() if any(sizes)}
+    with new_figure(title, height_in=4.2) as (figure, axes):
         xs = range(len(samples))
         axes.set(ylabel=f"memory of rank {ranks[0]} ({unit})", xlim=(0, max(len(samples) - 1, 1)))
         axes.set_ylim(0, max(totals) / scale * 1.18 or 1)

@@ -5,8 +5,7 @@ personal.sron.nl/~pault), chosen to stay apart for colour-blind eyes. Figures ha
 background, so that they read the same on a light and on a dark page, and are made without pyplot:
 there is no current figure, nothing to close and nothing that is displayed twice.
 
-    with house_style():
-        figure, axes = new_figure("Loss", height_in=3.5)
+    with new_figure("Loss", height_in=3.5) as (figure, axes):
         axes.plot(steps, losses, color=color_of("forward"))
         picture = Picture(figure, "The loss falls from 5.5 to 2.1 in 50 steps.")
 """
@@ -152,18 +151,17 @@ def house_style() -> Iterator[None]:
         yield
 
 
+@contextmanager
 def new_figure(
-    title: str, *, height_in: float, width_in: float = WIDTH_IN, axes_off: bool = False
-) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes; inside `house_style()`."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if title:
+    title: str, *, height_in: float, width_in: float = WIDTH_IN
+) -> Iterator[tuple[Figure, Axes]]:
+    """An empty figure with one pair of axes, to be filled in the block, in house style."""
+    with house_style():
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
         axes.set_title(title)
-    if axes_off:
-        axes.set_axis_off()
-    return figure, axes
+        yield figure, axes
 
 
 def rank_color(rank: int) -> str:

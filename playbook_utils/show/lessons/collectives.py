@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.patches import Rectangle
 
@@ -81,10 +82,9 @@ def pieces(
         _check(name, states, given.get(name))
     if not stories:
         raise ValueError("no stories to draw: pass {title: [state, next state]}")
-    widths = [
-        _SIDE + sum(map(_cells, states)) + _GAP * (len(states) - 1) for states in stories.values()
-    ]
-    ranks = max(len(states[0]) for states in stories.values())
+    told = stories.values()
+    widths = [_SIDE + sum(map(_cells, states)) + _GAP * (len(states) - 1) for states in told]
+    ranks = max(len(states[0]) for states in told)
     column, row = max(widths) + 1.2, ranks + _HEAD + 0.9
     canvas = Canvas(width=column * columns, height=row * -(-len(stories) // columns))
     for place, (name, states) in enumerate(stories.items()):
@@ -172,23 +172,15 @@ def by_size(
     *,
     ylabel: str,
     points: Mapping[str, Sequence[float]] | None = None,
-    hline: Mapping[str, float] | None = None,
-    description: str = "",
+    **how: Any,
 ) -> Picture:
     """Draw {label: one value a size} as lines over the sizes of messages, both axes logarithmic.
 
-    points: measured values, by the labels of the curves; hline: {label: y} as dashes. Raises
-    ValueError as `lines` does.
+    points: measured values, by the labels of the curves. Passes on to `lines` what else it takes
+    (hline, description), and raises ValueError as that does.
     """
-    said = description or f"{ylabel} over the size of a message: {', '.join(curves)}."
-    return lines(
-        {label: (sizes_bytes, values) for label, values in curves.items()},
-        points={label: (sizes_bytes, values) for label, values in (points or {}).items()},
-        hline=hline,
-        xlabel="message",
-        ylabel=ylabel,
-        logx=True,
-        logy=True,
-        xunit="bytes",
-        description=said,
-    )
+    how.setdefault("description", f"{ylabel} over the size of a message: {', '.join(curves)}.")
+    how |= {"logx": True, "logy": True, "xunit": "bytes", "xlabel": "message", "ylabel": ylabel}
+    over = {label: (sizes_bytes, values) for label, values in curves.items()}
+    rings = {label: (sizes_bytes, values) for label, values in (points or {}).items()}
+    return lines(over, points=rings, **how)

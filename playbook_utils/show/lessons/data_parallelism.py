@@ -40,7 +40,7 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
         )
         canvas.arrow(part.bottom, model.top)
         canvas.arrow(model.bottom, grads.top)
-        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.y), both=True)
+        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.top[1]), both=True)
         canvas.arrow((after.top[0], reduce_box.bottom[1]), after.top)
     return canvas.picture(
         f"Data parallelism on {world_size} ranks: the batch is cut into {world_size} slices; each "
