@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CellFailure", "Execution", "count_cells", "execute", "read_notebook"]
+__all__ = ["CellFailure", "Execution", "execute", "read_notebook"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -55,11 +55,6 @@ class Execution:
     failure: CellFailure | None
 
 
-def count_cells(notebook: Any) -> int:
-    """Code cells of a notebook that a kernel will run."""
-    return len([c for c in notebook.cells if c.cell_type == "code" and c.source.strip()])
-
-
 def execute(
     path: Path,
     *,
@@ -71,8 +66,7 @@ def execute(
 
     timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run; the
     kernel gets `environ` besides this process's variables. A failing cell, a dead kernel and a
-    timeout are the outcome's `failure`, not raised. Raises ValueError where `path` is no notebook,
-    and KeyboardInterrupt when the kernel has been stopped.
+    timeout are the outcome's `failure`. Raises ValueError where `path` is no notebook.
     """
     run = _Run(path, timeout_s, on_cell, os.environ | dict(environ or {}))
     peak_bytes = 0
@@ -106,10 +100,7 @@ class _Run(threading.Thread):
         environ: dict[str, str],
     ) -> None:
         super().__init__(name=f"run {path.stem}", daemon=True)
-        self.path = path
-        self.timeout_s = timeout_s
-        self.on_cell = on_cell
-        self.environ = environ
+        self.path, self.timeout_s, self.on_cell, self.environ = path, timeout_s, on_cell, environ
         self.notebook = read_notebook(path)
         self.kernel_pid: int | None = None
         self.started_cells = 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from playbook_utils.commands.execution import Execution, count_cells, execute, read_notebook
+from playbook_utils.commands.execution import Execution, execute, read_notebook
 from playbook_utils.commands.lessons import add_folder_option, find_folder, select
 
 __all__ = ["DESCRIPTION", "add_arguments", "as_table", "report_failure", "run", "stop_on_sigterm"]
@@ -80,8 +80,9 @@ def progress_bar(paths: list[Path], runs: int = 1) -> Any:
     """A bar on standard error that counts the code cells of all of `paths`, run `runs` times."""
     from tqdm import tqdm
 
-    total = runs * sum(count_cells(read_notebook(path)) for path in paths)
-    return tqdm(total=total, unit="cell", file=sys.stderr, dynamic_ncols=True)
+    cells = [cell for path in paths for cell in read_notebook(path).cells]
+    code = [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
+    return tqdm(total=runs * len(code), unit="cell", file=sys.stderr, dynamic_ncols=True)
 
 
 @contextmanager

@@ -1,13 +1,10 @@
-"""Drawings of ideas: boxes and arrows in the colours of the plots.
+"""Drawings of ideas: boxes and arrows in the colours of the plots, placed in units of one's own.
 
-A drawing is a function that opens a `Canvas`, puts boxes and arrows on it, in its own units, and
-returns the picture.
-
-    canvas = Canvas(width=10, height=3, title="Two ranks")
-    left = canvas.box(0, 1, 3, 1, "rank 0", color=rank_color(0))
-    right = canvas.box(7, 1, 3, 1, "rank 1", color=rank_color(1))
-    canvas.arrow(left.right, right.left, "gradients")
-    return canvas.picture("Two ranks exchange gradients.")
+canvas = Canvas(width=10, height=3, title="Two ranks")
+left = canvas.box(0, 1, 3, 1, "rank 0", color=rank_color(0))
+right = canvas.box(7, 1, 3, 1, "rank 1", color=rank_color(1))
+canvas.arrow(left.right, right.left, "gradients")
+return canvas.picture("Two ranks exchange gradients.")
 """
 
 from __future__ import annotations

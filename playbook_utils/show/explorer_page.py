@@ -13,7 +13,7 @@ from html import escape
 
 from matplotlib.colors import to_hex, to_rgb
 
-from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_memory
+from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_on
 from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
 from playbook_utils.predict.headroom import gib_text, remarks, verdict
@@ -22,7 +22,7 @@ from playbook_utils.show.estimates import in_words, whole
 from playbook_utils.show.style import CATEGORY_COLORS, INK, text_color_on
 from playbook_utils.show.units import bytes_text
 
-__all__ = ["DIFFERENCES", "book_bytes", "explorer_page", "refusal"]
+__all__ = ["DIFFERENCES", "explorer_page", "refusal"]
 
 _SHEET = (
     f"background:white;color:{INK};max-width:900px;box-sizing:border-box;line-height:1.5;"
@@ -45,7 +45,7 @@ DIFFERENCES = (
 
 def explorer_page(training: Training, gpu: Accelerator | None = None) -> str:
     """Whether it fits, bars and numbers of the fullest rank, and remarks."""
-    book = book_bytes(training)
+    book = widget_on(training)
     sentence = "" if gpu is None else escape(verdict(training.estimate, gpu))
     fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>" if sentence else ""
     lines = "".join(f"<div>{line}</div>" for line in _remarks(training, book))
@@ -137,34 +137,13 @@ def _shades(name: str, number: int) -> list[str]:
     return [to_hex((red, green, blue)) for red, green, blue in mixed]
 
 
-def book_bytes(training: Training, recompute: str | None = None) -> dict[str, int] | None:
-    """What the book's widget says, by category and in total; None with pipelines, split contexts
-    or experts, which it does not have."""
-    shape, layout = training.shape, training.layout
-    if shape.moe or max(layout.pp, layout.cp, layout.ep) > 1:
-        return None
-    sizes = ("dim", "ff_dim", "num_layers", "num_heads", "vocab_size", "mlp")
-    degrees = ("tp", "dp", "zero_stage", "sequence_parallel")
-    found = widget_memory(
-        **{name: getattr(shape, name) for name in sizes},
-        **{name: getattr(layout, name) for name in degrees},
-        seq_len=training.seq_len,
-        microbatch_size=training.microbatch_size,
-        optimizer_multiplier=training.recipe.moments_bytes,
-        mixed=training.recipe.activation_bytes == 2,
-        recompute=recompute or training.recompute,
-    )
-    four = {name: found[name] for name in CATEGORIES}
-    return four | {"total": sum(four.values())}
-
-
 def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     """Sentences, as HTML."""
     shape, layout, estimate = training.shape, training.layout, training.estimate
     if book is None:
         yield "The book's widget has no pipelines, split contexts or experts."
     elif training.attention == "flash" and training.recompute == "none":
-        without = book_bytes(training, "selective") or book
+        without = widget_on(training, "selective") or book
         square = book["activations"] - without["activations"]
         yield (
             f"Of the difference in activations from the book's widget, {gib_text(square)} is the "

@@ -72,10 +72,9 @@ def lines(
         if logx:
             axes.set_xscale("log", base=2)
             xs_all = sorted({x for xs, _ in series.values() for x in xs})
-            if xunit == "bytes":
-                xs_all = xs_all[:: -(-len(xs_all) // 9)]
+            as_text = bytes_text if xunit == "bytes" else number_text
+            xs_all = xs_all[:: -(-len(xs_all) // 9)] if xunit == "bytes" else xs_all
             if len(xs_all) <= 12:
-                as_text = bytes_text if xunit == "bytes" else number_text
                 axes.set_xticks(xs_all, [as_text(x) for x in xs_all])
                 axes.minorticks_off()
         if logy:
@@ -143,7 +142,10 @@ def stacked_bars(
             color_key(axes, colors)
         axes.set_xlim(0, (largest or 1) / scale)
         if limit is not None:
-            _draw_limit(axes, limit / scale, f"{limit_label} {as_text(limit)}")
+            axes.axvline(limit / scale, color=INK, linestyle="--", linewidth=1.2)
+            place, name = axes.get_xaxis_transform(), f"{limit_label} {as_text(limit)} "
+            beside = axes.text(limit / scale, 0.01, name, transform=place, fontsize=9)
+            beside.set(ha="right", va="bottom")
         ends = [
             axes.annotate(
                 as_text(total),
@@ -179,9 +181,8 @@ def stacked_bars(
 def _row_colors(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """{category: colour}, known categories in their order of stacking."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    if all(len(parts) <= 1 for parts in rows.values()):
-        return {name: color_of(name, 5) for name in names}
-    return {name: color_of(name, position) for position, name in enumerate(names)}
+    single = all(len(parts) <= 1 for parts in rows.values())
+    return {name: color_of(name, 5 if single else place) for place, name in enumerate(names)}
 
 
 def _beside(limit: float | None, left: float, right: float) -> tuple[float, float]:
@@ -189,12 +190,6 @@ def _beside(limit: float | None, left: float, right: float) -> tuple[float, floa
     if limit is None or not left < limit < right:
         return left, right
     return (left, limit) if limit - left >= right - limit else (limit, right)
-
-
-def _draw_limit(axes: Axes, limit: float, label: str) -> None:
-    axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2)
-    below = axes.get_xaxis_transform()
-    axes.text(limit, 0.01, f"{label} ", ha="right", va="bottom", transform=below, fontsize=9)
 
 
 def memory(samples: Iterable[MemorySample], *, title: str = "", description: str = "") -> Picture:

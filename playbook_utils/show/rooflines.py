@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from playbook_utils.show.style import INK, KIND_COLORS, QUIET, Picture, color_of, new_figure
+from playbook_utils.show.style import INK, QUIET, Picture, color_of, new_figure
 
 __all__ = ["roofline"]
 
 _POINTS: dict[str, Any] = {"textcoords": "offset points"}
-_LEVELS = (KIND_COLORS["compute"], KIND_COLORS["backward"])
+_LEVELS = (color_of("compute"), color_of("backward"))
 
 
 def roofline(

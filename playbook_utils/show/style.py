@@ -117,8 +117,13 @@ class Picture:
     @cached_property
     def png(self) -> bytes:
         """The figure as a PNG file."""
+        drawn, written = io.BytesIO(), io.BytesIO()
         with house_style():
-            return _render(self.figure)
+            self.figure.savefig(drawn, format="png")
+        # 256 colours: a third of the size in a stored notebook. No version, no time: equal bytes.
+        image = Image.open(drawn).convert("RGB")
+        image.quantize(256, dither=Image.Dither.NONE, kmeans=1).save(written, "png", optimize=True)
+        return written.getvalue()
 
     def save(self, path: str | Path) -> None:
         """Write the PNG to a file."""
@@ -131,15 +136,6 @@ class Picture:
         width = round(self.figure.get_size_inches()[0] * _SHOWN_PIXELS_PER_INCH)
         data = {"image/png": self.png, "text/plain": self.description}
         return data, {"image/png": {"width": width}}
-
-
-def _render(figure: Figure) -> bytes:
-    drawn, written = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
-    # 256 colours: a third of the size in a stored notebook. No version, no time: equal bytes.
-    image = Image.open(drawn).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE, kmeans=1).save(written, "png", optimize=True)
-    return written.getvalue()
 
 
 @contextmanager
@@ -190,10 +186,9 @@ def text_color_on(background: str) -> str:
 
 def color_key(axes: Axes, colors: Mapping[str, str]) -> None:
     """One line above the axes that says which colour is what, for marks too small to label."""
-    if axes.get_title(loc="left"):
-        axes.set_title(axes.get_title(loc="left"), pad=26)
-    labels = {name.replace("_", " "): color for name, color in colors.items()}
-    patches = [Patch(facecolor=color, label=label) for label, color in labels.items()]
+    if title := axes.get_title(loc="left"):
+        axes.set_title(title, pad=26)
+    patches = [Patch(facecolor=c, label=name.replace("_", " ")) for name, c in colors.items()]
     axes.legend(
         handles=patches,
         loc="lower right",

@@ -43,8 +43,7 @@ def timeline(spans: Iterable[Span], *, title: str = "", description: str = "") -
     with new_figure(title, height_in=1.3 + len(rows) * row_in) as (figure, axes):
         start_ms = min(span.start_s for span in spans) * 1e3
         end_ms = max(span.end_s for span in spans) * 1e3
-        if end_ms == start_ms:
-            end_ms += 1e-3
+        end_ms += 1e-3 if end_ms == start_ms else 0.0
         axes.set_xlim(start_ms, end_ms)
         axes.set_xlabel("time (ms)")
         axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
@@ -61,16 +60,13 @@ def _check(spans: Sequence[Span]) -> None:
     if not spans:
         raise ValueError("no spans to draw: was anything traced?")
     for span in spans:
+        which = f"span {span.name!r} of rank {span.rank}"
         if span.kind not in KIND_COLORS:
-            raise ValueError(
-                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}; expected one of: "
-                f"{', '.join(KIND_COLORS)}"
-            )
+            known = ", ".join(KIND_COLORS)
+            raise ValueError(f"{which} has kind {span.kind!r}; expected one of: {known}")
         if span.end_s < span.start_s:
-            raise ValueError(
-                f"span {span.name!r} of rank {span.rank} ends at {span.end_s} s, before it starts "
-                f"at {span.start_s} s"
-            )
+            when = f"{span.end_s} s, before it starts at {span.start_s} s"
+            raise ValueError(f"{which} ends at {when}")
 
 
 def _rows(spans: Sequence[Span]) -> list[tuple[int, str]]:

@@ -19,11 +19,8 @@ def bytes_text(n: float) -> str:
     """A number of bytes in the largest binary unit that keeps it at 1 or more: "16 MiB"."""
     if not is_number(n) or not math.isfinite(n):
         raise TypeError(f"expected a finite number of bytes, got {n!r}")
-    unit = _unit_of(abs(float(n)))
-    value = _short(float(n) / 1024**unit)
-    if value in ("1024", "-1024") and unit + 1 < len(_UNITS):
-        return f"{value.replace('1024', '1')} {_UNITS[unit + 1]}"
-    return f"{value} {_UNITS[unit]}"
+    unit = _unit_of(abs(float(n)) * 1024 / 1023.5)  # 1,023.5 KiB would read 1024 KiB
+    return f"{_short(float(n) / 1024**unit)} {_UNITS[unit]}"
 
 
 def is_number(value: object) -> bool:

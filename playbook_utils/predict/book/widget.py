@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from playbook_utils.predict._checks import flag, whole
 from playbook_utils.predict.activations import RECOMPUTE
+from playbook_utils.predict.estimate import CATEGORIES
 from playbook_utils.predict.presets import gpt_style
 from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import Training
 
-__all__ = ["WIDGET_FAULTS", "widget_memory", "widget_shape"]
+__all__ = ["WIDGET_FAULTS", "widget_memory", "widget_on", "widget_shape"]
 
 WIDGET_FAULTS: tuple[tuple[str, str], ...] = (
     (
@@ -167,3 +169,27 @@ def widget_shape(
 
 def _up(amount: int, ways: int) -> int:
     return -(-amount // ways)
+
+
+def widget_on(training: Training, recompute: str | None = None) -> dict[str, int] | None:
+    """What the widget says of a training, in bytes by category and in total.
+
+    None with pipelines, split contexts or experts, which it does not have. recompute: instead of
+    the training's own.
+    """
+    shape, layout = training.shape, training.layout
+    if shape.moe or max(layout.pp, layout.cp, layout.ep) > 1:
+        return None
+    sizes = ("dim", "ff_dim", "num_layers", "num_heads", "vocab_size", "mlp")
+    degrees = ("tp", "dp", "zero_stage", "sequence_parallel")
+    found = widget_memory(
+        **{name: getattr(shape, name) for name in sizes},
+        **{name: getattr(layout, name) for name in degrees},
+        seq_len=training.seq_len,
+        microbatch_size=training.microbatch_size,
+        optimizer_multiplier=training.recipe.moments_bytes,
+        mixed=training.recipe.activation_bytes == 2,
+        recompute=recompute or training.recompute,
+    )
+    four = {name: found[name] for name in CATEGORIES}
+    return four | {"total": sum(four.values())}

@@ -53,8 +53,7 @@ def origins(number: int, parts: int) -> tuple[tuple[int, int], ...]:
     """
     if number < 0:
         raise ValueError(f"{number} is negative: expected a sum of `origin_code` numbers")
-    places = (bit for bit in range(number.bit_length()) if number >> bit & 1)
-    return tuple(divmod(bit, parts) for bit in places)
+    return tuple(divmod(bit, parts) for bit in range(number.bit_length()) if number >> bit & 1)
 
 
 def pieces(
@@ -74,8 +73,8 @@ def pieces(
             Without them an arrow leads from each rank to those where its data is new.
         columns: stories side by side.
 
-    Raises ValueError for no story, for states of different numbers of ranks, and for messages that
-    are not one list a step.
+    Raises ValueError for no story, states of different numbers of ranks, and messages that are not
+    one list a step.
     """
     given = messages or {}
     for name, states in stories.items():
@@ -147,8 +146,7 @@ def _draw_cell(
         stripe = side / len(found)
         patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
         canvas.axes.add_patch(patch)
-    new = changed and found
-    edge, width = (color_of("communication"), 1.8) if new else ("#CCCCCC", 0.6)
+    edge, width = (color_of("communication"), 1.8) if changed and found else ("#CCCCCC", 0.6)
     canvas.axes.add_patch(Rectangle((x, y), side, side, fill=False, edgecolor=edge, lw=width))
     if len(found) == 1:
         ((rank, part),) = found
