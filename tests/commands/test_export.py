@@ -63,7 +63,7 @@ MAIN = """#| export
 from __future__ import annotations
 
 def main(step: Later = 1):
-    print(f"totals {launch(total, world_size=2)}\n", end="")  # at once: ranks share the pipe
+    print(f"totals {launch(total, world_size=2)}\\n", end="")  # whole: ranks share a pipe
 """
 
 

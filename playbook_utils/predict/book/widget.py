@@ -3,6 +3,7 @@
     widget_memory(dim=4096, ff_dim=16384, num_layers=32, num_heads=32, seq_len=4096,
                   vocab_size=128256)            # {"params": ..., "activations": ...}, bytes
     widget_shape(...)                           # the model that these inputs describe
+    widget_on(train(preset("gpt2")))            # the same for a training; None where it has none
 
 With tp=1, the MLP "gelu" or "relu", ff_dim = 4 dim and a power of two for the ZeRO ranks, it gives
 what `predict_memory` gives for `widget_shape`, byte for byte (tests/predict/book/test_widget.py).
