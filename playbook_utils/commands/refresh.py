@@ -29,8 +29,7 @@ from playbook_utils.commands.lessons import find_folder, select
 from playbook_utils.commands.run import add_arguments as add_lesson_arguments
 from playbook_utils.commands.run import progress_bar, report_failure, stop_on_sigterm
 
-__all__ = ["DESCRIPTION", "MASKS", "OLDEST", "add_arguments", "as_bytes", "difference", "mask"]
-__all__ += ["normalise", "run"]
+__all__ = ["MASKS", "OLDEST", "add_arguments", "as_bytes", "difference", "mask", "normalise", "run"]
 
 DESCRIPTION = (
     "Execute lessons and store their outputs, without what differs from run to run. A lesson that "
