@@ -32,22 +32,15 @@ if TYPE_CHECKING:
     from playbook_utils.workers import launch as launch
     from playbook_utils.workers import prewarm as prewarm
 
-_HOMES = {
-    "Decoder": "model",
-    "DecoderConfig": "model",
-    "GeneratedLanguage": "data",
-    "StandardLibraryText": "data",
-    "TraceRecorder": "measure",
-    "assert_same_training": "checks",
-    "check": "checks",
-    "device": "workers",
-    "launch": "workers",
-    "prewarm": "workers",
-    "record_communication": "measure",
-    "record_training": "checks",
-    "shard_batch": "data",
-    "show": "",
+_NAMES = {
+    "checks": ("assert_same_training", "check", "record_training"),
+    "data": ("GeneratedLanguage", "StandardLibraryText", "shard_batch"),
+    "measure": ("TraceRecorder", "record_communication"),
+    "model": ("Decoder", "DecoderConfig"),
+    "show": ("show",),
+    "workers": ("device", "launch", "prewarm"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = sorted(_HOMES)  # pyright: ignore
 
@@ -57,10 +50,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"playbook_utils has no name {name!r}; at the top it has {', '.join(__all__)}"
         )
-    home = _HOMES[name]
-    if not home:
-        return importlib.import_module(f"playbook_utils.{name}")
-    return getattr(importlib.import_module(f"playbook_utils.{home}"), name)
+    home = importlib.import_module(f"playbook_utils.{_HOMES[name]}")
+    return home if name == _HOMES[name] else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -70,11 +70,7 @@ class Machine:
 
 
 def diagnose() -> list[Finding]:
-    """Look at this machine (a few seconds) and say what works.
-
-    Returns:
-        One `Finding` a piece, those that every lesson needs first.
-    """
+    """Look at this machine (a few seconds): one `Finding` a piece, the necessary ones first."""
     return judge(inspect_machine())
 
 
@@ -85,7 +81,7 @@ def inspect_machine() -> Machine:
     compiler = "clang++" if platform.system() == "Darwin" else "g++"
     version = _output_of(compiler, "--version").splitlines()
     return Machine(
-        python=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
+        python=sys.version_info[:3],
         system=platform.system(),
         cores=_usable_cores(),
         memory_bytes=_usable_memory_bytes(),
@@ -147,10 +143,8 @@ def _judge_system(machine: Machine) -> Finding:
     if machine.system == "Linux":
         return Finding("workers", "ok", "Linux: forked from a small server")
     if machine.system == "Darwin":
-        costs = "Each launch takes seconds instead of a tenth of one."
-        return Finding(
-            "workers", "limited", "macOS: spawned afresh", costs, "Linux, or a container."
-        )
+        costs, remedy = "Each launch takes seconds, not a tenth of one.", "Linux, or a container."
+        return Finding("workers", "limited", "macOS: spawned afresh", costs, remedy)
     costs = "The launcher needs POSIX: no workers from a cell."
     return Finding("workers", "missing", machine.system, costs, _WSL)
 
@@ -216,8 +210,7 @@ def _judge_cxx(machine: Machine) -> Finding:
 
 
 def _judge_kernels(machine: Machine) -> list[Finding]:
-    """Only what is in the way: that the course's own is there goes without saying."""
-    if machine.other_kernels is None:
+    if machine.other_kernels is None:  # that the course's own is there goes without saying
         return []
     costs = "`import kernels` gives that, or a mixture of both: lessons 18 to 20 do not run."
     remedy = (
@@ -297,9 +290,7 @@ def _run_probe() -> dict[str, dict[str, Any]]:
 
 def _usable_cores() -> int:
     """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _usable_memory_bytes() -> int:

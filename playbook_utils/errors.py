@@ -1,17 +1,7 @@
 """Every exception of the package, in one place.
 
-    PlaybookError
-    ├── LaunchError                 a rank failed; names the ranks, shows their tracebacks
-    │   └── LaunchTimeout           nothing failed, but the ranks no longer moved
-    ├── NestedLaunchError           launch() called inside a worker
-    ├── CheckFailed                 an exercise's answer, or a technique, is wrong
-    │   └── NotEquivalent           training differs from the one-process reference
-    ├── RaceError                   programs of a Triton kernel touch one element, unordered
-    └── NotebookImportError         a notebook's exported cells cannot be imported
-        └── StaleNotebookError      the notebook was saved after the kernel read it
-    LaunchInterrupted               the cell was interrupted (a KeyboardInterrupt, not an error)
-
-Bad arguments raise `ValueError` (or `TypeError`); those are not listed here.
+All are a PlaybookError, but for LaunchInterrupted, a KeyboardInterrupt. Bad arguments raise
+`ValueError` (or `TypeError`); those are not listed here.
 """
 
 from __future__ import annotations

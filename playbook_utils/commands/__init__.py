@@ -1,5 +1,7 @@
 """The `playbook` command: one module a subcommand, none of which the rest of the package imports.
 
+A module's first line is the subcommand's help; it has a DESCRIPTION, `add_arguments` and `run`.
+
 Left out: anything worth calling from a lesson; that lives in the package proper.
 
     playbook doctor --json
@@ -40,8 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "and what its formulas predict.",
     )
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (doctor, run, refresh, export, memory):
-        command.add_parser(subcommands)
+    for module in (doctor, run, refresh, export, memory):
+        name, _, about = str(module.__doc__).splitlines()[0].partition("`: ")
+        command = subcommands.add_parser(
+            name.split()[-1], help=about.rstrip("."), description=module.DESCRIPTION
+        )
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
     arguments = parser.parse_args(argv)
     try:
         status: int = arguments.run(arguments)

@@ -45,14 +45,15 @@ def as_text(answer: Training, gpu: Accelerator | None = None) -> str:
     kept = f"{estimate.num_params:,} parameters"  # those it computes with
     if answer.kept_params < estimate.num_params:
         kept += f" ({answer.kept_params:,} of them kept)"
-    degrees = ", ".join(
-        f"{name} {getattr(layout, name)}" for name in ("dp", "tp", "cp", "pp", "ep")
+    degrees = "".join(
+        f"{name} {getattr(layout, name)}, " for name in ("dp", "tp", "cp", "pp", "ep")
     )
+    ranks = "rank" if layout.world_size == 1 else "ranks"
     lines = [
         f"{shape.name or 'model'}: {shape.num_params:,} parameters, {answer.microbatch_size} x "
         f"{answer.seq_len:,} tokens, {answer.recipe.name}, recompute {answer.recompute}, "
         f"{answer.attention} attention, {answer.kernels} kernels",
-        f"{_count(layout.world_size, 'rank')}: {degrees}, ZeRO {layout.zero_stage}"
+        f"{layout.world_size:,} {ranks}: {degrees}ZeRO {layout.zero_stage}"
         + (", sequence parallel" if layout.sequence_parallel else ""),
         f"per rank, {kept}, {_stage(answer)}:",
         "",
@@ -122,7 +123,3 @@ def _stage(answer: Training) -> str:
     return (
         f"pipeline stage {estimate.stage} of 0 to {pp - 1} (needs most), {kept} micro-batches kept"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,6 +1,6 @@
-"""`playbook doctor`: print what `playbook_utils.doctor` finds, as text or as JSON.
+"""`playbook doctor`: what works on this machine, what a missing piece costs, how to get it.
 
-Left out: the looking itself, which lesson 00 uses as well.
+Left out: the looking itself (`playbook_utils.doctor`), which lesson 00 uses as well.
 
     playbook doctor
     playbook doctor --json
@@ -15,23 +15,19 @@ from dataclasses import asdict
 
 from playbook_utils.doctor import Finding, diagnose
 
-__all__ = ["add_parser", "as_text"]
+__all__ = ["DESCRIPTION", "add_arguments", "as_text", "run"]
 
+DESCRIPTION = "Say what works on this machine. Exits with 1 only where no lesson could run."
 _WIDTH = 96
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand's parser."""
-    parser = subcommands.add_parser(
-        "doctor",
-        help="what works on this machine, what a missing piece costs, how to get it",
-        description="Say what works on this machine. Exits with 1 only where no lesson could run.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("--json", action="store_true", help="print a list of findings as JSON")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
     findings = diagnose()
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CellFailure", "Execution", "count_cells", "execute", "read_notebook"]
+__all__ = ["CellFailure", "Execution", "execute", "read_notebook"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -55,11 +55,6 @@ class Execution:
     failure: CellFailure | None
 
 
-def count_cells(notebook: Any) -> int:
-    """Code cells of a notebook that a kernel will run."""
-    return len([c for c in notebook.cells if c.cell_type == "code" and c.source.strip()])
-
-
 def execute(
     path: Path,
     *,
@@ -71,8 +66,7 @@ def execute(
 
     timeout_s limits each cell; `on_cell` is called, in another thread, each time one has run; the
     kernel gets `environ` besides this process's variables. A failing cell, a dead kernel and a
-    timeout are the outcome's `failure`, not raised. Raises ValueError where `path` is no notebook,
-    and KeyboardInterrupt when the kernel has been stopped.
+    timeout are the outcome's `failure`. Raises ValueError where `path` is no notebook.
     """
     run = _Run(path, timeout_s, on_cell, os.environ | dict(environ or {}))
     peak_bytes = 0
@@ -86,9 +80,9 @@ def execute(
             run.ended.wait(min(0.5, max(0.05, 10 * (time.perf_counter() - asked_s))))
     finally:
         # Only an interrupt comes here before the thread has ended.
-        run.cancel()
-        while not run.ended.wait(0.5):
-            run.cancel_cell()
+        while not run.ended.is_set():
+            run.cancel()
+            run.ended.wait(0.5)
     seconds = time.perf_counter() - started_s
     if run.crash is not None:
         raise run.crash
@@ -106,67 +100,49 @@ class _Run(threading.Thread):
         environ: dict[str, str],
     ) -> None:
         super().__init__(name=f"run {path.stem}", daemon=True)
-        self.path = path
-        self.timeout_s = timeout_s
-        self.on_cell = on_cell
-        self.environ = environ
+        self.path, self.timeout_s, self.on_cell, self.environ = path, timeout_s, on_cell, environ
         self.notebook = read_notebook(path)
         self.kernel_pid: int | None = None
         self.started_cells = 0
         self.failure: CellFailure | None = None
         self.crash: BaseException | None = None
-        self._loop = asyncio.new_event_loop()
-        self._task: asyncio.Task[None] | None = None
-        self._cancelled = False
         # Not join: interrupted, it takes the thread for ended, and so does is_alive (Python 3.11).
         self.ended = threading.Event()
-        self._in_cell = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = self._in_cell = False
 
     def run(self) -> None:
         """Thread body."""
-        asyncio.set_event_loop(self._loop)
         try:
-            self._task = self._loop.create_task(self._drive())
-            if self._cancelled:
-                self._task.cancel()
-            self._loop.run_until_complete(self._task)
+            asyncio.run(self._drive())
         except asyncio.CancelledError:
             pass
         except BaseException as error:
             self.crash = error
         finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            try:
-                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-                self._loop.close()
-            finally:
-                self.ended.set()
+            self.ended.set()
 
     def cancel(self) -> None:
-        """Stop the kernel and end; safe from another thread, and when it has ended already."""
-        self._cancelled = True
-        if self._task is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
-                self._loop.call_soon_threadsafe(self._task.cancel)
+        """Stop the kernel and end, from another thread; repeat it until that has happened.
 
-    def cancel_cell(self) -> None:
-        """Cancel once more where the first time was lost, as `wait_for` may before Python 3.12.
-
-        Only a cell is cancelled again, never the stopping of the kernel that follows it.
+        Before Python 3.12 `wait_for` may lose a cancellation. Only a cell is cancelled again, never
+        the stopping of the kernel that follows it.
         """
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
-            self._loop.call_soon_threadsafe(self._cancel_if_in_cell)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                self._loop.call_soon_threadsafe(self._cancel_task)
 
-    def _cancel_if_in_cell(self) -> None:
-        if self._in_cell and self._task is not None:
+    def _cancel_task(self) -> None:
+        if self._task is not None and (self._in_cell or not self._cancelled):
+            self._cancelled = True
             self._task.cancel()
 
     async def _drive(self) -> None:
         from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         sockets = tempfile.TemporaryDirectory(prefix="playbook-run-")
         manager = _kernel_manager(Path(sockets.name))
         client = NotebookClient(
@@ -178,7 +154,7 @@ class _Run(threading.Thread):
             iopub_timeout=60,  # else output that is late is lost, with a line in a log
             raise_on_iopub_timeout=True,
             resources={"metadata": {"path": str(self.path.parent)}},
-            on_cell_executed=self._cell_has_run,
+            on_cell_executed=lambda **_: self.on_cell and self.on_cell(),
         )
         waker: asyncio.Future[None] | None = None
         client.owns_km = True  # so that it stops the kernel however this ends
@@ -216,10 +192,6 @@ class _Run(threading.Thread):
         self.started_cells = client.code_cells_executed
         self.failure = CellFailure(self.path.stem, self.started_cells, error, traceback)
 
-    def _cell_has_run(self, **_: Any) -> None:
-        if self.on_cell is not None:
-            self.on_cell()
-
 
 async def _keep_awake(kernel_client: Any) -> None:
     """Look at the sockets now and then, so that no reply is slept through.
@@ -249,19 +221,13 @@ def read_notebook(path: Path) -> Any:
 
 def _kernel_manager(sockets: Path) -> Any:
     """A manager whose "python3" is the interpreter running now, whatever kernels are installed."""
-    import ipykernel.kernelspec
-    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+    from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
-
-    class ThisEnvironment(KernelSpecManager):
-        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-            resources = ipykernel.kernelspec.RESOURCES
-            return KernelSpec(resource_dir=resources, **ipykernel.kernelspec.get_kernel_dict())
 
     # Sockets are files in a private folder: no port that others on this machine could reach.
     return AsyncKernelManager(
         kernel_name="python3",
-        kernel_spec_manager=ThisEnvironment(),
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),  # none is left but its own
         transport="ipc",
         ip=str(sockets / "kernel"),
     )

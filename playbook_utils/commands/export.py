@@ -1,4 +1,4 @@
-"""`playbook export`: a lesson's exported cells as one plain script, for torchrun on a cluster.
+"""`playbook export`: write a lesson's exported cells as one plain script, for torchrun.
 
 The cells are written as they are. What they import from other lessons is read from those
 notebooks when the script runs, so it needs this project as the lessons do.
@@ -17,27 +17,23 @@ from pathlib import Path
 
 from playbook_utils.commands.lessons import add_folder_option, find_folder, select
 
-__all__ = ["add_parser", "export_script"]
+__all__ = ["DESCRIPTION", "add_arguments", "export_script", "run"]
 
+DESCRIPTION = "Write the cells marked `#| export` of a lesson as one plain Python script."
 _FUTURE = re.compile(r"^from __future__ import .*\n?", re.M)
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand's parser."""
-    parser = subcommands.add_parser(
-        "export",
-        help="write a lesson's exported cells as one script",
-        description="Write the cells marked `#| export` of a lesson as one plain Python script.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     parser.add_argument("lesson", metavar="LESSON", help="06, 06_data_parallelism or a path")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: standard output"
     )
     add_folder_option(parser)
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
     script = export_script(arguments.lesson, arguments.notebooks)
     if arguments.output is None:
         sys.stdout.write(script)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from playbook_utils import notebooks
 
-__all__ = ["add_folder_option", "find_folder", "lessons_in", "select"]
+__all__ = ["add_folder_option", "find_folder", "select"]
 
 _PATTERN = "[0-9][0-9]_*.ipynb"
 
@@ -34,18 +34,13 @@ def find_folder(start: Path | None = None) -> Path:
     raise ValueError(f"no folder with lessons at or above {here}; name it: --notebooks DIR")
 
 
-def lessons_in(folder: Path) -> list[Path]:
-    """The lessons of a folder, in reading order."""
-    return sorted(folder.glob(_PATTERN))
-
-
 def select(selectors: Sequence[str], folder: Path) -> list[Path]:
-    """The notebooks that `selectors` name, each once, in the order given; all where none is.
+    """The notebooks that `selectors` name, each once, in the order given; without any, all.
 
     A selector is a lesson's number, its name with or without the number, or a path. Raises
     ValueError for one that names none, with the lessons there are.
     """
-    lessons = lessons_in(folder)
+    lessons = sorted(folder.glob(_PATTERN))
     if not lessons and not selectors:
         raise ValueError(f"no lesson ({_PATTERN}) in {folder}")
     found = [_select_one(selector, lessons, folder) for selector in selectors]

@@ -1,4 +1,4 @@
-"""`playbook memory`: the memory of one rank, from a model's shape and how it is trained.
+"""`playbook memory`: the memory that a rank needs to train a model.
 
     playbook memory --model llama-3-8b --seq 4096 --dp 8 --zero 1 --gpu h100-sxm
     playbook memory --model path/to/config.json --tp 8 --sp --recompute selective --json
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from playbook_utils.commands.answer import FLAGS, as_json, as_text, with_flags
@@ -24,82 +25,53 @@ from playbook_utils.predict.presets import ALIASES, PRESETS
 from playbook_utils.predict.shapes import ModelShape
 from playbook_utils.predict.training import train
 
-__all__ = ["add_parser"]
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 _DOES_NOT_FIT = 1
-_DEGREES = (
-    ("dp", "data"),
-    ("tp", "tensor"),
-    ("cp", "context"),
-    ("pp", "pipeline"),
-    ("ep", "expert"),
+DESCRIPTION = (
+    "Predict what one rank holds while it trains: parameters, gradients, optimizer states and "
+    "activations, in bytes and GiB, of the pipeline stage that needs most. Exits with 0; with 1 "
+    "where --gpu names a GPU that this does not fit; with 2 for bad arguments."
 )
+_NUMBERS: dict[str, tuple[int | None, str]] = {
+    "--seq": (None, "tokens (4096, or fewer where a model has fewer learned positions)"),
+    "--microbatch": (1, "sequences (1)"),
+    "--dp": (1, "degree of data parallelism (1)"),
+    "--tp": (1, "degree of tensor parallelism (1)"),
+    "--cp": (1, "degree of context parallelism (1)"),
+    "--pp": (1, "degree of pipeline parallelism (1)"),
+    "--ep": (1, "degree of expert parallelism (1)"),
+    "--microbatches": (None, "in a step (as many as fill the pipeline)"),
+    "--virtual-stages": (1, "per rank, interleaved (1)"),
+}
+_DROPOUT = "(flash; unfused for models trained with dropout, as the GPT presets)"
+_FUSED = "norms and SwiGLU as one kernel each, or as PyTorch's operators, which keep more (fused)"
+_CHOICES: dict[str, tuple[Iterable[str], str | None, str]] = {
+    "--precision": (RECIPES, "bf16", "(bf16)"),
+    "--recompute": (RECOMPUTE, "none", "(none)"),
+    "--attention": (ATTENTIONS, None, _DROPOUT),
+    "--kernels": (KERNELS, "fused", _FUSED),
+    "--schedule": (SCHEDULES, "1f1b", "(1f1b)"),
+}
+"""{option: (values, default, help)}; numbers: {option: (default, help)}."""
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand's parser."""
-    parser = subcommands.add_parser(
-        "memory",
-        help="the memory that a rank needs to train a model",
-        description="Predict what one rank holds while it trains: parameters, gradients, "
-        "optimizer states and activations, in bytes and GiB, of the pipeline stage that needs "
-        "most. Exits with 0; with 1 where --gpu names a GPU that this does not fit; with 2 for "
-        "bad arguments.",
-    )
-    _add_model_options(parser)
-    _add_layout_options(parser)
-    parser.add_argument("--gpu", metavar="NAME", help=f"does it fit: {', '.join(GPUS)}")
-    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.set_defaults(run=_run)
-
-
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="NAME|FILE",
-        help=f"a Hugging Face config.json, or one of {', '.join(PRESETS)}",
-    )
-    parser.add_argument(
-        "--seq",
-        type=int,
-        metavar="N",
-        help="tokens (4096, or fewer where a model has fewer learned positions)",
-    )
-    parser.add_argument("--microbatch", type=int, default=1, metavar="N", help="sequences (1)")
-    parser.add_argument("--precision", choices=RECIPES, default="bf16", help="(bf16)")
-    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help="(none)")
-    parser.add_argument(
-        "--attention",
-        choices=ATTENTIONS,
-        help="(flash; unfused for models trained with dropout, as the GPT presets)",
-    )
-    parser.add_argument(
-        "--kernels",
-        choices=KERNELS,
-        default="fused",
-        help="norms and SwiGLU as one kernel each, or as PyTorch's own operators, which keep more "
-        "(fused)",
-    )
-
-
-def _add_layout_options(parser: argparse.ArgumentParser) -> None:
-    for name, what in _DEGREES:
-        parser.add_argument(
-            f"--{name}", type=int, default=1, metavar="N", help=f"degree of {what} parallelism (1)"
-        )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
+    model = f"a Hugging Face config.json, or one of {', '.join(PRESETS)}"
+    parser.add_argument("--model", required=True, metavar="NAME|FILE", help=model)
+    for option, (number, about) in _NUMBERS.items():
+        parser.add_argument(option, type=int, default=number, metavar="N", help=about)
+    for option, (values, default, about) in _CHOICES.items():
+        parser.add_argument(option, choices=values, default=default, help=about)
     parser.add_argument("--zero", type=int, choices=range(4), default=0, help="ZeRO stage (0)")
     parser.add_argument("--sp", action="store_true", help="sequence parallelism beside --tp")
-    parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b", help="(1f1b)")
-    parser.add_argument(
-        "--microbatches", type=int, metavar="N", help="in a step (as many as fill the pipeline)"
-    )
-    parser.add_argument(
-        "--virtual-stages", type=int, default=1, metavar="N", help="per rank, interleaved (1)"
-    )
+    parser.add_argument("--gpu", metavar="NAME", help=f"does it fit: {', '.join(GPUS)}")
+    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
     accelerator = None if arguments.gpu is None else gpu(arguments.gpu)
     shape, ignored = _read_shape(arguments.model)
     names = {flag.lstrip("-").replace("-", "_"): name for name, flag in FLAGS.items()}

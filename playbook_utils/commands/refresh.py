@@ -1,7 +1,8 @@
-"""`playbook refresh`: execute lessons and store their outputs, the same bytes on every run.
+"""`playbook refresh`: execute lessons and store their outputs.
 
 Each lesson runs twice: with the processor's newest instructions and with the oldest that PyTorch
-takes. Where it fails, or prints something else the second time, it is not written.
+takes. Where it fails, or prints something else the second time, it is not written. What is stored
+is the same bytes on every run.
 
 Left out: judging outputs; pictures, of which rounding moves a pixel.
 
@@ -25,14 +26,16 @@ from typing import Any
 
 from playbook_utils.commands.execution import execute
 from playbook_utils.commands.lessons import find_folder, select
-from playbook_utils.commands.run import (
-    add_lesson_arguments,
-    progress_bar,
-    report_failure,
-    stop_on_sigterm,
-)
+from playbook_utils.commands.run import add_arguments as add_lesson_arguments
+from playbook_utils.commands.run import progress_bar, report_failure, stop_on_sigterm
 
-__all__ = ["MASKS", "OLDEST", "add_parser", "as_bytes", "difference", "mask", "normalise"]
+__all__ = ["MASKS", "OLDEST", "add_arguments", "as_bytes", "difference", "mask", "normalise", "run"]
+
+DESCRIPTION = (
+    "Execute lessons and store their outputs, without what differs from run to run. A lesson that "
+    "fails, or prints something else with the processor's newer instructions switched off, is left "
+    "as it is, and the exit status is 1."
+)
 
 MASKS: dict[str, str] = {
     # In a warning the file of a cell is a temporary one: /tmp/ipykernel_71/2850.py:3: UserWarning
@@ -63,23 +66,16 @@ _METADATA = {
 }
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand's parser."""
-    parser = subcommands.add_parser(
-        "refresh",
-        help="execute lessons and store their outputs",
-        description="Execute lessons and store their outputs, without what differs from run to "
-        "run. A lesson that fails, or prints something else with the processor's newer "
-        "instructions switched off, is left as it is, and the exit status is 1.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's arguments."""
     add_lesson_arguments(parser)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 where a file would change"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
     paths = select(arguments.lessons, arguments.notebooks or find_folder())
     reports: dict[str, str] = {}
     with stop_on_sigterm(), progress_bar(paths, runs=2) as bar:

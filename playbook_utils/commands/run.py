@@ -1,4 +1,4 @@
-"""`playbook run`: execute lessons without a browser and print what each took.
+"""`playbook run`: execute lessons, print time and memory of each.
 
 Left out: comparing with the stored outputs (`make test`) and storing new ones (`refresh`).
 
@@ -17,40 +17,30 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from playbook_utils.commands.execution import Execution, count_cells, execute, read_notebook
+from playbook_utils.commands.execution import Execution, execute, read_notebook
 from playbook_utils.commands.lessons import add_folder_option, find_folder, select
 
-__all__ = ["add_parser", "as_table", "report_failure", "stop_on_sigterm"]
+__all__ = ["DESCRIPTION", "add_arguments", "as_table", "report_failure", "run", "stop_on_sigterm"]
+
+DESCRIPTION = (
+    "Execute lessons in fresh kernels. The files are not changed. Exits with 1 where one fails, "
+    "and names the cell."
+)
 
 
-def add_parser(subcommands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the subcommand's parser."""
-    parser = subcommands.add_parser(
-        "run",
-        help="execute lessons, print time and memory of each",
-        description="Execute lessons in fresh kernels. The files are not changed. Exits with 1 "
-        "where one fails, and names the cell.",
-    )
-    add_lesson_arguments(parser)
-    parser.set_defaults(run=_run)
-
-
-def add_lesson_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `run` and `refresh` share: the lessons and the limit."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the lessons and the limit, which `refresh` takes, too."""
     parser.add_argument(
         "lessons", nargs="*", metavar="LESSON", help="06, 06_data_parallelism or a path"
     )
     parser.add_argument(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="limit for a cell, in seconds (600)",
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds a cell may take (600)"
     )
     add_folder_option(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
+    """Do it; returns the exit status."""
     paths = select(arguments.lessons, arguments.notebooks or find_folder())
     executions: dict[str, Execution] = {}
     with stop_on_sigterm(), progress_bar(paths) as bar:
@@ -68,16 +58,14 @@ def as_table(executions: dict[str, Execution]) -> str:
     """Lesson, seconds, cells, peak memory and outcome of each run, and their sum."""
     width = max(len("lesson"), *(len(name) for name in executions))
     lines = [f"{'lesson':<{width}}  {'seconds':>8}  {'cells':>5}  {'peak memory':>11}  result"]
-    for name, run in executions.items():
-        result = "ok" if run.failure is None else f"FAILED at cell [{run.failure.cell}]"
-        memory = f"{run.peak_memory_bytes / 2**20:.0f} MiB"
-        lines.append(
-            f"{name:<{width}}  {run.seconds:>8.1f}  {run.cells:>5}  {memory:>11}  {result}"
-        )
+    for name, of in executions.items():
+        result = "ok" if of.failure is None else f"FAILED at cell [{of.failure.cell}]"
+        memory = f"{of.peak_memory_bytes / 2**20:.0f} MiB"
+        lines.append(f"{name:<{width}}  {of.seconds:>8.1f}  {of.cells:>5}  {memory:>11}  {result}")
     if len(executions) > 1:
-        seconds = sum(run.seconds for run in executions.values())
-        cells = sum(run.cells for run in executions.values())
-        memory = f"{max(run.peak_memory_bytes for run in executions.values()) / 2**20:.0f} MiB"
+        seconds = sum(of.seconds for of in executions.values())
+        cells = sum(of.cells for of in executions.values())
+        memory = f"{max(of.peak_memory_bytes for of in executions.values()) / 2**20:.0f} MiB"
         lines.append(f"{'all':<{width}}  {seconds:>8.1f}  {cells:>5}  {memory:>11}")
     return "\n".join(lines)
 
@@ -92,8 +80,9 @@ def progress_bar(paths: list[Path], runs: int = 1) -> Any:
     """A bar on standard error that counts the code cells of all of `paths`, run `runs` times."""
     from tqdm import tqdm
 
-    total = runs * sum(count_cells(read_notebook(path)) for path in paths)
-    return tqdm(total=total, unit="cell", file=sys.stderr, dynamic_ncols=True)
+    cells = [cell for path in paths for cell in read_notebook(path).cells]
+    code = [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
+    return tqdm(total=runs * len(code), unit="cell", file=sys.stderr, dynamic_ncols=True)
 
 
 @contextmanager

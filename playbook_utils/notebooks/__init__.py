@@ -22,10 +22,4 @@ from playbook_utils.notebooks.finder import (
     notebook_folder,
 )
 
-__all__ = [
-    "expect_notebooks",
-    "find_folder",
-    "install",
-    "loaded_notebooks",
-    "notebook_folder",
-]
+__all__ = ["expect_notebooks", "find_folder", "install", "loaded_notebooks", "notebook_folder"]

@@ -20,13 +20,7 @@ from pathlib import Path
 
 from playbook_utils.errors import NotebookImportError
 
-__all__ = [
-    "ExportedCell",
-    "Notebook",
-    "find_notebooks",
-    "parse_cell",
-    "read_notebook",
-]
+__all__ = ["ExportedCell", "Notebook", "find_notebooks", "parse_cell", "read_notebook"]
 
 _EXPORT_MARK = re.compile(r"#\s*\|\s*export\s*")
 _FILE_NAME = re.compile(r"\d+_(\w+)\.ipynb")
@@ -165,17 +159,13 @@ def _offender(statement: ast.stmt) -> ast.stmt | ast.expr | None:
         if isinstance(statement.value, ast.Constant):
             return None
         return statement.value if isinstance(statement.value, ast.Call) else statement
-    if isinstance(statement, ast.AnnAssign):
-        targets: list[ast.expr] = [statement.target]
-        value = statement.value
-    elif isinstance(statement, ast.Assign):
-        targets, value = statement.targets, statement.value
-    else:
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
         return statement
-    for target in targets:
-        if any(not isinstance(part, (ast.Name, ast.Tuple)) for part in _expressions(target)):
-            return statement
-    return None if value is None else _not_constant(value)
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    parts = [part for target in targets for part in ast.walk(target) if isinstance(part, ast.expr)]
+    if not all(isinstance(part, (ast.Name, ast.Tuple)) for part in parts):
+        return statement
+    return None if statement.value is None else _not_constant(statement.value)
 
 
 def _not_constant(value: ast.expr) -> ast.expr | None:
@@ -185,10 +175,6 @@ def _not_constant(value: ast.expr) -> ast.expr | None:
     children = [] if isinstance(value, ast.Lambda) else ast.iter_child_nodes(value)
     parts = (_not_constant(child) for child in children if isinstance(child, ast.expr))
     return next((part for part in parts if part is not None), None)
-
-
-def _expressions(node: ast.expr) -> list[ast.expr]:
-    return [part for part in ast.walk(node) if isinstance(part, ast.expr)]
 
 
 def _is_type_checking(test: ast.expr) -> bool:

@@ -21,6 +21,7 @@ import linecache
 import opcode
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -41,8 +42,8 @@ _FEATURES = [getattr(__future__, name) for name in __future__.all_feature_names]
 _FUTURE_FLAGS = sum(feature.compiler_flag for feature in _FEATURES)
 
 
-class NotebookFinder(importlib.abc.MetaPathFinder):
-    """Finds `notebooks` and `notebooks.topic` in one folder of notebooks."""
+class NotebookFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `notebooks` and `notebooks.topic` in one folder of notebooks, and makes the modules."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -78,53 +79,24 @@ class NotebookFinder(importlib.abc.MetaPathFinder):
             spec = importlib.machinery.ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(self.folder)]
             return spec
-        file = self._file(topic, self.folder)
-        loader = NotebookLoader(self, file)
-        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
-
-    def check_fresh(self, module_name: str, notebook: Notebook) -> None:
-        """Raise StaleNotebookError unless the notebook is the one that the kernel read."""
-        if self.expected.get(module_name, notebook.digest) != notebook.digest:
-            raise StaleNotebookError(
-                f"{notebook.path.name} was saved after this kernel read it: restart the kernel. "
-                "(The workers would run other code than the notebook that started them.)"
-            )
-
-    @staticmethod
-    def _file(topic: str, folder: Path) -> Path:
-        there = find_notebooks(folder)
-        files = there.get(topic, [])
-        if len(files) == 1:
-            return files[0]
-        if files:
-            names = " and ".join(file.name for file in files)
-            raise NotebookImportError(
-                f"notebooks.{topic} could be {names}: rename or delete one of them. "
-                f"Folder: {folder}"
-            )
-        raise NotebookImportError(
-            f"there is no notebook NN_{topic}.ipynb. These can be imported from (the number is "
-            f"left out): {', '.join(there) or 'none'}. Folder: {folder}"
-        )
-
-
-class NotebookLoader(importlib.abc.Loader):
-    """Makes the module of one notebook."""
-
-    def __init__(self, finder: NotebookFinder, path: Path) -> None:
-        self.finder = finder
-        self.path = path
+        file = _file(topic, self.folder)
+        return importlib.util.spec_from_file_location(fullname, file, loader=self)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the exported cells in the module's namespace, in order.
 
-        Raises NotebookImportError (bad cell, unreadable file) or StaleNotebookError.
+        Raises NotebookImportError (bad cell, unreadable file) or StaleNotebookError (not the
+        notebook that the kernel read).
         """
-        notebook = read_notebook(self.path)
-        self.finder.check_fresh(module.__name__, notebook)
+        notebook = read_notebook(Path(str(module.__file__)))
+        if self.expected.get(module.__name__, notebook.digest) != notebook.digest:
+            raise StaleNotebookError(
+                f"{notebook.path.name} was saved after this kernel read it: restart the kernel. "
+                "(The workers would run other code than the notebook that started them.)"
+            )
         trees = [parse_cell(cell) for cell in notebook.cells]
         # A class is looked up by its module's file, a function by its code's file: both are known.
-        _register_source(str(self.path), notebook.source)
+        _register_source(str(notebook.path), notebook.source)
         flags, lines_before = 0, 0
         for cell, tree in zip(notebook.cells, trees, strict=True):
             _register_source(cell.filename, cell.source)
@@ -132,53 +104,56 @@ class NotebookLoader(importlib.abc.Loader):
             # As in a live notebook, `from __future__` holds for the cells below, too.
             flags |= code.co_flags & _FUTURE_FLAGS
             exec(code, module.__dict__)
-            _shift_class_lines(module, tree, lines_before)
+            # Since Python 3.13 inspect takes a class's line from the class and its text from the
+            # module's file; the cell was compiled with lines of its own.
+            for name in {node.name for node in tree.body if isinstance(node, ast.ClassDef)}:
+                _shift_class(vars(module).get(name), module.__name__, lines_before)
             lines_before += cell.source.count("\n") + 2
-        self.finder.loaded[module.__name__] = notebook.digest
-        module.__dict__["__getattr__"] = _MissingName(module.__name__, notebook, trees)
+        self.loaded[module.__name__] = notebook.digest
+        module.__dict__["__getattr__"] = partial(_missing_name, module.__name__, notebook, trees)
 
 
-class _MissingName:
-    """A module's `__getattr__`: says what the notebook exports."""
-
-    def __init__(self, module_name: str, notebook: Notebook, trees: list[ast.Module]) -> None:
-        self._module_name = module_name
-        self._file_name = notebook.path.name
-        self._defined = [
-            node.name
-            for tree in trees
-            for node in tree.body
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-        ]
-
-    def __call__(self, name: str) -> object:
-        message = f"module {self._module_name!r} has no attribute {name!r}"
-        if name.startswith("__"):
-            raise AttributeError(message)
-        hint = (
-            f"{self._file_name} exports no {name!r}: is the cell marked `#| export` in its first "
-            f"line, and the notebook saved? It defines: {', '.join(self._defined) or 'nothing'}"
+def _file(topic: str, folder: Path) -> Path:
+    there = find_notebooks(folder)
+    files = there.get(topic, [])
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = " and ".join(file.name for file in files)
+        raise NotebookImportError(
+            f"notebooks.{topic} could be {names}: rename or delete one of them. Folder: {folder}"
         )
-        # `from m import x` turns an AttributeError into an ImportError without its text, while
-        # hasattr() and pickle need AttributeError: only that statement gets an ImportError.
-        caller = sys._getframe(1)
-        if caller.f_code.co_code[caller.f_lasti] == opcode.opmap["IMPORT_FROM"]:
-            raise NotebookImportError(hint, name=self._module_name)
-        raise AttributeError(f"{message}. {hint}")
+    raise NotebookImportError(
+        f"there is no notebook NN_{topic}.ipynb. These can be imported from (the number is "
+        f"left out): {', '.join(there) or 'none'}. Folder: {folder}"
+    )
+
+
+def _missing_name(
+    module_name: str, notebook: Notebook, trees: list[ast.Module], name: str
+) -> object:
+    """A module's `__getattr__`: says what the notebook exports."""
+    message = f"module {module_name!r} has no attribute {name!r}"
+    if name.startswith("__"):
+        raise AttributeError(message)
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    defined = [node.name for tree in trees for node in tree.body if isinstance(node, kinds)]
+    hint = (
+        f"{notebook.path.name} exports no {name!r}: is the cell marked `#| export` in its first "
+        f"line, and the notebook saved? It defines: {', '.join(defined) or 'nothing'}"
+    )
+    # `from m import x` turns an AttributeError into an ImportError without its text, while
+    # hasattr() and pickle need AttributeError: only that statement gets an ImportError.
+    caller = sys._getframe(1)
+    if caller.f_code.co_code[caller.f_lasti] == opcode.opmap["IMPORT_FROM"]:
+        raise NotebookImportError(hint, name=module_name)
+    raise AttributeError(f"{message}. {hint}")
 
 
 def _register_source(filename: str, source: str) -> None:
     # No modification time: linecache.checkcache() then never looks at the disk and keeps it.
     lines = [line + "\n" for line in source.split("\n")]
     linecache.cache[filename] = (len(source), None, lines, filename)
-
-
-def _shift_class_lines(module: ModuleType, tree: ast.Module, lines_before: int) -> None:
-    # Since Python 3.13 inspect takes a class's line from the class and its text from the module's
-    # file; the cell was compiled with lines of its own.
-    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    for name in names:
-        _shift_class(module.__dict__.get(name), module.__name__, lines_before)
 
 
 def _shift_class(defined: object, module_name: str, lines_before: int) -> None:

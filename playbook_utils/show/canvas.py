@@ -1,13 +1,10 @@
-"""Drawings of ideas: boxes and arrows in the colours of the plots.
+"""Drawings of ideas: boxes and arrows in the colours of the plots, placed in units of one's own.
 
-A drawing is a function that opens a `Canvas`, puts boxes and arrows on it, in its own units, and
-returns the picture.
-
-    canvas = Canvas(width=10, height=3, title="Two ranks")
-    left = canvas.box(0, 1, 3, 1, "rank 0", color=rank_color(0))
-    right = canvas.box(7, 1, 3, 1, "rank 1", color=rank_color(1))
-    canvas.arrow(left.right, right.left, "gradients")
-    return canvas.picture("Two ranks exchange gradients.")
+canvas = Canvas(width=10, height=3, title="Two ranks")
+left = canvas.box(0, 1, 3, 1, "rank 0", color=rank_color(0))
+right = canvas.box(7, 1, 3, 1, "rank 1", color=rank_color(1))
+canvas.arrow(left.right, right.left, "gradients")
+return canvas.picture("Two ranks exchange gradients.")
 """
 
 from __future__ import annotations
@@ -35,42 +32,21 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Box:
-    """A box that was drawn; its edges' middles are where arrows start and end."""
+    """A box that was drawn: the middles of its edges, where arrows start and end."""
 
-    x: float
-    y: float
-    width: float
-    height: float
-
-    @property
-    def left(self) -> Point:
-        """Middle of the left edge."""
-        return self.x, self.y + self.height / 2
-
-    @property
-    def right(self) -> Point:
-        """Middle of the right edge."""
-        return self.x + self.width, self.y + self.height / 2
-
-    @property
-    def top(self) -> Point:
-        """Middle of the upper edge."""
-        return self.x + self.width / 2, self.y
-
-    @property
-    def bottom(self) -> Point:
-        """Middle of the lower edge."""
-        return self.x + self.width / 2, self.y + self.height
+    left: Point
+    right: Point
+    top: Point
+    bottom: Point
 
 
 class Canvas:
     """A sheet of `width` x `height` units, (0, 0) at the upper left, units square."""
 
     def __init__(self, *, width: float, height: float, title: str = "") -> None:
-        self.title = title
-        with house_style():
-            height_in = WIDTH_IN * height / width + (0.4 if title else 0.0)
-            self.figure, self.axes = new_figure(title, height_in=height_in, axes_off=True)
+        height_in = WIDTH_IN * height / width + (0.4 if title else 0.0)
+        with new_figure(title, height_in=height_in) as (self.figure, self.axes):
+            self.axes.set_axis_off()
         self.axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
 
     def box(
@@ -89,10 +65,10 @@ class Canvas:
         edge = QUIET if color.upper() == "#FFFFFF" else "none"
         patch = FancyBboxPatch((x, y), width, height, style, facecolor=color, edgecolor=edge)
         self.axes.add_patch(patch)
+        across, down = x + width / 2, y + height / 2
         if text:
-            middle = (x + width / 2, y + height / 2)
-            self.text(*middle, text, color=text_color_on(color), fontsize=fontsize)
-        return Box(x, y, width, height)
+            self.text(across, down, text, color=text_color_on(color), fontsize=fontsize)
+        return Box((x, down), (x + width, down), (across, y), (across, y + height))
 
     def names(self, x: float, names: Sequence[str], boxes: Sequence[tuple[float, float]]) -> None:
         """Write names that end at x, each level with the middle of its (top, height)."""

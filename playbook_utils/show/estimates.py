@@ -19,10 +19,7 @@ from playbook_utils.show.plots import stacked_bars
 from playbook_utils.show.style import Picture
 from playbook_utils.show.units import bytes_text
 
-__all__ = ["FOR_A_MOMENT", "in_words", "memory_bars", "whole"]
-
-FOR_A_MOMENT = "for a moment"
-"""What `MemoryEstimate.transient_bytes` is called."""
+__all__ = ["in_words", "memory_bars", "whole"]
 
 
 def memory_bars(
@@ -52,16 +49,15 @@ def memory_bars(
 def whole(estimate: MemoryEstimate) -> dict[str, int]:
     """Bytes by category, and what is there for a moment, if anything."""
     parts = {name: getattr(estimate, f"{name}_bytes") for name in CATEGORIES}
-    return parts | ({FOR_A_MOMENT: estimate.transient_bytes} if estimate.transient_bytes else {})
+    moment = {"for a moment": estimate.transient_bytes} if estimate.transient_bytes else {}
+    return parts | moment
 
 
 def in_words(estimate: MemoryEstimate, gpu: Accelerator | None) -> str:
     """The numbers, and whether they fit, for those who do not see the bars."""
-    parts = [
-        f"{name.replace('_', ' ')} {bytes_text(getattr(estimate, f'{name}_bytes'))}"
-        for name in CATEGORIES
-    ]
-    words = f"{', '.join(parts)}; total {bytes_text(estimate.total_bytes)}"
+    sizes = {name.replace("_", " "): getattr(estimate, f"{name}_bytes") for name in CATEGORIES}
+    words = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
+    words += f"; total {bytes_text(estimate.total_bytes)}"
     if estimate.transient_bytes:
         words += f", at the peak {bytes_text(estimate.peak_bytes)}"
     return f"{words}." if gpu is None else f"{words}. It {verdict(estimate, gpu)}."

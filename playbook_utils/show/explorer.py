@@ -197,8 +197,9 @@ class MemoryExplorer:
             return
         self._filling = True
         try:
-            if name == "preset":
-                self._take_preset(change["new"])
+            if name == "preset" and change["new"] != _CUSTOM:
+                self._set(config_path="")
+                self._take_shape(preset(change["new"]))
             elif name == "config_path":
                 self._take_config(change["new"])
             elif name in (*SHAPE_FIELDS, *MOE_FIELDS):
@@ -214,11 +215,6 @@ class MemoryExplorer:
             self.note.value = ""
         if name == "num_heads" and self.base.mla is not None:
             self._set(num_kv_heads=value)
-
-    def _take_preset(self, name: str) -> None:
-        if name != _CUSTOM:
-            self._set(config_path="")
-            self._take_shape(preset(name))
 
     def _take_config(self, path: str) -> None:
         if not path.strip():

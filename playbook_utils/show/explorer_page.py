@@ -13,7 +13,7 @@ from html import escape
 
 from matplotlib.colors import to_hex, to_rgb
 
-from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_memory
+from playbook_utils.predict.book.widget import WIDGET_FAULTS, widget_on
 from playbook_utils.predict.estimate import CATEGORIES, MemoryEstimate
 from playbook_utils.predict.hardware import Accelerator
 from playbook_utils.predict.headroom import gib_text, remarks, verdict
@@ -22,7 +22,7 @@ from playbook_utils.show.estimates import in_words, whole
 from playbook_utils.show.style import CATEGORY_COLORS, INK, text_color_on
 from playbook_utils.show.units import bytes_text
 
-__all__ = ["DIFFERENCES", "book_bytes", "explorer_page", "refusal"]
+__all__ = ["DIFFERENCES", "explorer_page", "refusal"]
 
 _SHEET = (
     f"background:white;color:{INK};max-width:900px;box-sizing:border-box;line-height:1.5;"
@@ -45,11 +45,9 @@ DIFFERENCES = (
 
 def explorer_page(training: Training, gpu: Accelerator | None = None) -> str:
     """Whether it fits, bars and numbers of the fullest rank, and remarks."""
-    book = book_bytes(training)
-    fits = ""
-    if gpu is not None:
-        sentence = escape(verdict(training.estimate, gpu))
-        fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>"
+    book = widget_on(training)
+    sentence = "" if gpu is None else escape(verdict(training.estimate, gpu))
+    fits = f"<b>{sentence[0].upper()}{sentence[1:]}.</b>" if sentence else ""
     lines = "".join(f"<div>{line}</div>" for line in _remarks(training, book))
     bars = _bars(training.estimate, gpu, book or {})
     return f'<div style="{_SHEET}">{fits}{bars}{lines}</div>'
@@ -71,8 +69,8 @@ def _bars(estimate: MemoryEstimate, gpu: Accelerator | None, book: Mapping[str, 
     reach = max(estimate.peak_bytes, 0 if far else holds, 1)
     rows = ""
     for name, parts in estimate.parts.items():
-        number = _number(name, sum(parts.values()), book)
-        rows += _row(number, parts, _shades(name, len(parts)), reach)
+        numbers = _number(name, sum(parts.values()), book)
+        rows += _row(numbers, parts, _shades(name, len(parts)), reach)
     numbers = _number("total", estimate.total_bytes, book)
     if estimate.transient_bytes:
         numbers += _number("peak", estimate.peak_bytes, {})
@@ -139,34 +137,13 @@ def _shades(name: str, number: int) -> list[str]:
     return [to_hex((red, green, blue)) for red, green, blue in mixed]
 
 
-def book_bytes(training: Training, recompute: str | None = None) -> dict[str, int] | None:
-    """What the book's widget says, by category and in total; None with pipelines, split contexts
-    or experts, which it does not have."""
-    shape, layout = training.shape, training.layout
-    if shape.moe or max(layout.pp, layout.cp, layout.ep) > 1:
-        return None
-    sizes = ("dim", "ff_dim", "num_layers", "num_heads", "vocab_size", "mlp")
-    degrees = ("tp", "dp", "zero_stage", "sequence_parallel")
-    found = widget_memory(
-        **{name: getattr(shape, name) for name in sizes},
-        **{name: getattr(layout, name) for name in degrees},
-        seq_len=training.seq_len,
-        microbatch_size=training.microbatch_size,
-        optimizer_multiplier=training.recipe.moments_bytes,
-        mixed=training.recipe.activation_bytes == 2,
-        recompute=recompute or training.recompute,
-    )
-    four = {name: found[name] for name in CATEGORIES}
-    return four | {"total": sum(four.values())}
-
-
 def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     """Sentences, as HTML."""
     shape, layout, estimate = training.shape, training.layout, training.estimate
     if book is None:
         yield "The book's widget has no pipelines, split contexts or experts."
     elif training.attention == "flash" and training.recompute == "none":
-        without = book_bytes(training, "selective") or book
+        without = widget_on(training, "selective") or book
         square = book["activations"] - without["activations"]
         yield (
             f"Of the difference in activations from the book's widget, {gib_text(square)} is the "
@@ -181,13 +158,10 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
     }
     terms = " + ".join(f"{size} {name}" for name, size in sizes.items() if size)
     yield f"Bytes a parameter: {terms} = {training.recipe.bytes_per_param}."
-    kept = training.kept_params
-    own = f"This rank: {kept:,} parameters."
+    kept, own = training.kept_params, f"This rank: {training.kept_params:,} parameters."
     if kept != estimate.num_params:
-        own = (
-            f"This rank computes with {estimate.num_params:,} parameters and, by ZeRO-3, keeps "
-            f"{kept:,} of them."
-        )
+        own = f"This rank computes with {estimate.num_params:,} parameters and, by ZeRO-3, keeps "
+        own += f"{kept:,} of them."
     yield f"Model: {shape.num_params:,} parameters. Ranks: {layout.world_size:,}. {own}"
     if layout.pp > 1:
         in_flight = ", ".join(map(str, estimate.microbatches_in_flight))

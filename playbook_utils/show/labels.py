@@ -8,6 +8,7 @@ Text is measured with the renderer, so these are called once everything else is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,19 +29,12 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     blocks: list[list[float]] = []  # shifts of labels that touch
     for place, i in enumerate(order):
         blocks.append([wanted[i] - place * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] += last
-    shifts = [_mean(block) for block in blocks for _ in block]
+        while len(blocks) > 1 and fmean(blocks[-2]) >= fmean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    shifts = [fmean(block) for block in blocks for _ in block]
     top = high - (len(wanted) - 1) * gap
-    positions = [0.0] * len(wanted)
-    for place, (i, shift) in enumerate(zip(order, shifts, strict=True)):
-        positions[i] = max(min(shift, top), low) + place * gap
-    return positions
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    heights = [max(min(shift, top), low) + place * gap for place, shift in enumerate(shifts)]
+    return [height for _, height in sorted(zip(order, heights, strict=True))]
 
 
 def label_size(text: Text) -> tuple[float, float]:
@@ -111,10 +105,9 @@ def write_inside(
         room = sides[1][0] - sides[0][0] - 6
         words = label.split(" ")
         ends = [" ".join(words[i:]) for i in range(len(words)) if i == 0 or words[i][0].isdigit()]
-        shorter = ends if room > 0 else []
         text = axes.text((left + right) / 2, y, "", color=color, fontsize=fontsize, clip_on=True)
         text.set(ha="center", va="center_baseline")
-        for words_left in shorter:
+        for words_left in ends if room > 0 else []:
             text.set_text(words_left)
             if label_size(text)[0] <= room:
                 written.append(text)

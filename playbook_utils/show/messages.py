@@ -10,13 +10,7 @@ from collections.abc import Iterable, Sequence
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 
 from playbook_utils.events import CollectiveEvent
-from playbook_utils.show.style import (
-    KIND_COLORS,
-    Picture,
-    house_style,
-    new_figure,
-    text_color_on,
-)
+from playbook_utils.show.style import KIND_COLORS, Picture, new_figure, text_color_on
 from playbook_utils.show.units import bytes_text
 
 __all__ = ["traffic", "traffic_matrix"]
@@ -69,16 +63,14 @@ def traffic(
         raise ValueError(f"expected events, or one row of N bytes per rank; got rows of {lengths}")
     largest = max(max(row) for row in matrix) or 1
     shades = LinearSegmentedColormap.from_list("traffic", ["white", KIND_COLORS["communication"]])
-    with house_style():
-        side_in = min(7.0, max(2.4, 0.72 * size))
-        figure, axes = new_figure(title, height_in=side_in + 0.9, width_in=side_in + 1.4)
+    side_in = min(7.0, max(2.4, 0.72 * size))
+    with new_figure(title, height_in=side_in + 0.9, width_in=side_in + 1.4) as (figure, axes):
         axes.pcolormesh(matrix, cmap=shades, vmin=0, vmax=largest, edgecolors="#DDDDDD", lw=0.6)
         axes.set(xlim=(0, size), ylim=(size, 0), aspect="equal")
         axes.set(xlabel="to rank", ylabel="from rank")
-        every = 1 if size <= 16 else size // 8
-        middles = [rank + 0.5 for rank in range(0, size, every)]
-        axes.set_xticks(middles, [str(rank) for rank in range(0, size, every)])
-        axes.set_yticks(middles, [str(rank) for rank in range(0, size, every)])
+        named = range(0, size, 1 if size <= 16 else size // 8)
+        for set_ticks in (axes.set_xticks, axes.set_yticks):
+            set_ticks([rank + 0.5 for rank in named], [str(rank) for rank in named])
         axes.tick_params(length=0)
         for i, row in enumerate(matrix) if size <= 12 else []:
             for j, sent in enumerate(row):

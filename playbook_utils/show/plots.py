@@ -21,7 +21,6 @@ from playbook_utils.show.style import (
     Picture,
     color_key,
     color_of,
-    house_style,
     new_figure,
     text_color_on,
 )
@@ -60,8 +59,7 @@ def lines(
         _check_series(points, logx, logy)
     if strays := sorted(set(points or {}) - set(series)):
         raise ValueError(f"points {strays} belong to no line; the lines are {list(series)}")
-    with house_style():
-        figure, axes = new_figure(title, height_in=3.9)
+    with new_figure(title, height_in=3.9) as (figure, axes):
         ends: dict[str, tuple[float, float, str]] = {}
         for position, (label, (xs, ys)) in enumerate(series.items()):
             color = color_of(label, position)
@@ -74,10 +72,9 @@ def lines(
         if logx:
             axes.set_xscale("log", base=2)
             xs_all = sorted({x for xs, _ in series.values() for x in xs})
-            if xunit == "bytes":
-                xs_all = xs_all[:: -(-len(xs_all) // 9)]
+            as_text = bytes_text if xunit == "bytes" else number_text
+            xs_all = xs_all[:: -(-len(xs_all) // 9)] if xunit == "bytes" else xs_all
             if len(xs_all) <= 12:
-                as_text = bytes_text if xunit == "bytes" else number_text
                 axes.set_xticks(xs_all, [as_text(x) for x in xs_all])
                 axes.minorticks_off()
         if logy:
@@ -136,8 +133,7 @@ def stacked_bars(
     scale, shown_unit = bytes_unit(largest) if unit == "bytes" else (1, unit)
     as_text = bytes_text if unit == "bytes" else number_text
     colors = _row_colors(rows)
-    with house_style():
-        figure, axes = new_figure(title, height_in=1.2 + 0.42 * len(rows))
+    with new_figure(title, height_in=1.2 + 0.42 * len(rows)) as (figure, axes):
         axes.set(xlabel=shown_unit, ylim=(len(rows) - (0.4 if limit is None else 0.0), -0.6))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.tick_params(axis="y", length=0)
@@ -146,7 +142,10 @@ def stacked_bars(
             color_key(axes, colors)
         axes.set_xlim(0, (largest or 1) / scale)
         if limit is not None:
-            _draw_limit(axes, limit / scale, f"{limit_label} {as_text(limit)}")
+            axes.axvline(limit / scale, color=INK, linestyle="--", linewidth=1.2)
+            place, name = axes.get_xaxis_transform(), f"{limit_label} {as_text(limit)} "
+            beside = axes.text(limit / scale, 0.01, name, transform=place, fontsize=9)
+            beside.set(ha="right", va="bottom")
         ends = [
             axes.annotate(
                 as_text(total),
@@ -160,8 +159,7 @@ def stacked_bars(
         ]
         figure.draw_without_rendering()
         # Room for the longest value beside its bar.
-        room = max(label_size(text)[0] for text in ends) + 12
-        width = axes.get_window_extent().width
+        room, width = max(label_size(t)[0] for t in ends) + 12, axes.get_window_extent().width
         axes.set_xlim(0, (largest or 1) / scale * width / max(width - room, width / 2))
         candidates = []
         for y, parts in enumerate(rows.values()):
@@ -183,9 +181,8 @@ def stacked_bars(
 def _row_colors(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     """{category: colour}, known categories in their order of stacking."""
     names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    if all(len(parts) <= 1 for parts in rows.values()):
-        return {name: color_of(name, 5) for name in names}
-    return {name: color_of(name, position) for position, name in enumerate(names)}
+    single = all(len(parts) <= 1 for parts in rows.values())
+    return {name: color_of(name, 5 if single else place) for place, name in enumerate(names)}
 
 
 def _beside(limit: float | None, left: float, right: float) -> tuple[float, float]:
@@ -195,18 +192,7 @@ def _beside(limit: float | None, left: float, right: float) -> tuple[float, floa
     return (left, limit) if limit - left >= right - limit else (limit, right)
 
 
-def _draw_limit(axes: Axes, limit: float, label: str) -> None:
-    axes.axvline(limit, color=INK, linestyle="--", linewidth=1.2)
-    below = axes.get_xaxis_transform()
-    axes.text(limit, 0.01, f"{label} ", ha="right", va="bottom", transform=below, fontsize=9)
-
-
-def memory(
-    samples: Iterable[MemorySample],
-    *,
-    title: str = "",
-    description: str = "",
-) -> Picture:
+def memory(samples: Iterable[MemorySample], *, title: str = "", description: str = "") -> Picture:
     """Draw what one rank holds at the moments of one or more steps, by category, in order.
 
     Vertical lines part the steps; the peak is marked.
@@ -220,13 +206,11 @@ def memory(
         raise ValueError(f"samples of {what}; expected one rank: filter them by `sample.rank`")
     totals = [sample.total_bytes for sample in samples]
     scale, unit = bytes_unit(max(totals))
-    stacks = {
-        name: [getattr(sample, f"{name}_bytes") / scale for sample in samples]
-        for name in CATEGORY_COLORS
-        if any(getattr(sample, f"{name}_bytes") for sample in samples)
+    held = {
+        name: [getattr(s, f"{name}_bytes") / scale for s in samples] for name in CATEGORY_COLORS
     }
-    with house_style():
-        figure, axes = new_figure(title, height_in=4.2)
+    stacks = {name: sizes for name, sizes in held.items() if any(sizes)}
+    with new_figure(title, height_in=4.2) as (figure, axes):
         xs = range(len(samples))
         axes.set(ylabel=f"memory of rank {ranks[0]} ({unit})", xlim=(0, max(len(samples) - 1, 1)))
         axes.set_ylim(0, max(totals) / scale * 1.18 or 1)

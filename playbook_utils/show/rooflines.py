@@ -11,20 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from playbook_utils.show.style import (
-    INK,
-    KIND_COLORS,
-    QUIET,
-    Picture,
-    color_of,
-    house_style,
-    new_figure,
-)
+from playbook_utils.show.style import INK, QUIET, Picture, color_of, new_figure
 
 __all__ = ["roofline"]
 
 _POINTS: dict[str, Any] = {"textcoords": "offset points"}
-_LEVELS = (KIND_COLORS["compute"], KIND_COLORS["backward"])
+_LEVELS = (color_of("compute"), color_of("backward"))
 
 
 def roofline(
@@ -47,8 +39,7 @@ def roofline(
     ridges = {label: peak / bytes_per_s for label, peak in peaks.items()}
     left, right = min(intensities.values()) / 2, 4 * max(*ridges.values(), *intensities.values())
     lowest = min(peaks.values())
-    with house_style():
-        figure, axes = new_figure(title, height_in=4.6)
+    with new_figure(title, height_in=4.6) as (figure, axes):
         top = max(ridges.values())
         axes.plot([left, top], [left * bytes_per_s, top * bytes_per_s], color=INK)
         for position, (label, peak) in enumerate(peaks.items()):

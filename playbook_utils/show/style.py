@@ -5,8 +5,7 @@ personal.sron.nl/~pault), chosen to stay apart for colour-blind eyes. Figures ha
 background, so that they read the same on a light and on a dark page, and are made without pyplot:
 there is no current figure, nothing to close and nothing that is displayed twice.
 
-    with house_style():
-        figure, axes = new_figure("Loss", height_in=3.5)
+    with new_figure("Loss", height_in=3.5) as (figure, axes):
         axes.plot(steps, losses, color=color_of("forward"))
         picture = Picture(figure, "The loss falls from 5.5 to 2.1 in 50 steps.")
 """
@@ -118,8 +117,13 @@ class Picture:
     @cached_property
     def png(self) -> bytes:
         """The figure as a PNG file."""
+        drawn, written = io.BytesIO(), io.BytesIO()
         with house_style():
-            return _render(self.figure)
+            self.figure.savefig(drawn, format="png")
+        # 256 colours: a third of the size in a stored notebook. No version, no time: equal bytes.
+        image = Image.open(drawn).convert("RGB")
+        image.quantize(256, dither=Image.Dither.NONE, kmeans=1).save(written, "png", optimize=True)
+        return written.getvalue()
 
     def save(self, path: str | Path) -> None:
         """Write the PNG to a file."""
@@ -134,15 +138,6 @@ class Picture:
         return data, {"image/png": {"width": width}}
 
 
-def _render(figure: Figure) -> bytes:
-    drawn, written = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
-    # 256 colours: a third of the size in a stored notebook. No version, no time: equal bytes.
-    image = Image.open(drawn).convert("RGB")
-    image.quantize(256, dither=Image.Dither.NONE, kmeans=1).save(written, "png", optimize=True)
-    return written.getvalue()
-
-
 @contextmanager
 def house_style() -> Iterator[None]:
     """Matplotlib's own defaults and then ours, whatever the notebook has set; restored after."""
@@ -152,18 +147,17 @@ def house_style() -> Iterator[None]:
         yield
 
 
+@contextmanager
 def new_figure(
-    title: str, *, height_in: float, width_in: float = WIDTH_IN, axes_off: bool = False
-) -> tuple[Figure, Axes]:
-    """An empty figure with one pair of axes; inside `house_style()`."""
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    if title:
+    title: str, *, height_in: float, width_in: float = WIDTH_IN
+) -> Iterator[tuple[Figure, Axes]]:
+    """An empty figure with one pair of axes, to be filled in the block, in house style."""
+    with house_style():
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
         axes.set_title(title)
-    if axes_off:
-        axes.set_axis_off()
-    return figure, axes
+        yield figure, axes
 
 
 def rank_color(rank: int) -> str:
@@ -192,10 +186,9 @@ def text_color_on(background: str) -> str:
 
 def color_key(axes: Axes, colors: Mapping[str, str]) -> None:
     """One line above the axes that says which colour is what, for marks too small to label."""
-    if axes.get_title(loc="left"):
-        axes.set_title(axes.get_title(loc="left"), pad=26)
-    labels = {name.replace("_", " "): color for name, color in colors.items()}
-    patches = [Patch(facecolor=color, label=label) for label, color in labels.items()]
+    if title := axes.get_title(loc="left"):
+        axes.set_title(title, pad=26)
+    patches = [Patch(facecolor=c, label=name.replace("_", " ")) for name, c in colors.items()]
     axes.legend(
         handles=patches,
         loc="lower right",

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Real
+from itertools import zip_longest
 from typing import Any
 
-from playbook_utils.show.units import number_text, ratio_text
+from playbook_utils.show.units import is_number, number_text, ratio_text
 
-__all__ = ["TABLE_COLUMNS", "Table", "compare", "comparison", "comparison_line", "table"]
+__all__ = ["TABLE_COLUMNS", "Table", "compare", "comparison", "table"]
 
 TABLE_COLUMNS = 88
 """Widest a table gets, in characters: the width of a notebook's cell."""
@@ -55,13 +55,12 @@ def table(
         raise ValueError("no rows: a table needs at least one")
     heads = list(columns) if columns is not None else _keys(rows)
     body = [_cells(row, heads, number) for number, row in enumerate(rows)]
-    numeric = [all(_is_number(row[i]) or row[i] is None for row in body) for i in range(len(heads))]
+    numeric = [all(is_number(row[i]) or row[i] is None for row in body) for i in range(len(heads))]
     texts = [[_text(value) for value in row] for row in body]
     widths = _widths(heads, texts, numeric)
     rule = "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
-    lines = [title] if title else []
-    for row in [heads, None, *texts]:
-        lines += [rule] if row is None else _row_lines(row, widths, numeric)
+    lines = [*([title] if title else []), *_row_lines(heads, widths, numeric), rule]
+    lines += [line for row in texts for line in _row_lines(row, widths, numeric)]
     return Table("\n".join(lines))
 
 
@@ -86,16 +85,12 @@ def _cells(row: Any, heads: list[str], number: int) -> list[Any]:
     return values
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number_text(value) if _is_number(value) else str(value)
+    return number_text(value) if is_number(value) else str(value)
 
 
 def _widths(heads: list[str], texts: list[list[str]], numeric: list[bool]) -> list[int]:
@@ -123,37 +118,33 @@ def _row_lines(row: list[str], widths: list[int], numeric: list[bool]) -> list[s
         for text, width in zip(row, widths, strict=True)
     ]
     lines = []
-    for number in range(max(len(cell) for cell in wrapped)):
-        parts = [cell[number] if number < len(cell) else "" for cell in wrapped]
-        padded = [
-            part.rjust(width) if right else part.ljust(width)
-            for part, width, right in zip(parts, widths, numeric, strict=True)
-        ]
+    for parts in zip_longest(*wrapped, fillvalue=""):
+        columns = zip(parts, widths, numeric, strict=True)
+        padded = [f"{part:{'>' if right else '<'}{width}}" for part, width, right in columns]
         lines.append(_GAP.join(padded).rstrip())
     return lines
 
 
-def comparison_line(name: str, predicted: float, measured: float, unit: str = "") -> str:
-    """`name   predicted 16,384   measured 16,384   ratio 1.000`, with the unit after each number.
+def compare(name: str, predicted: float, measured: float, unit: str = "") -> None:
+    """Print `name   predicted 16,384   measured 16,384   ratio 1.000`: measured / predicted.
 
-    The ratio is measured / predicted. Raises TypeError for anything but numbers.
+    The unit stands after each number. Raises TypeError for anything but numbers.
     """
-    for what, value in (("predicted", predicted), ("measured", measured)):
-        if not _is_number(value):
-            raise TypeError(
-                f"{what} value of {name!r} is {value!r}, a {type(value).__name__}; expected a "
-                "number (of a tensor, use `.item()`)"
-            )
+    _expect_numbers(name, predicted, measured)
     after = f" {unit}" if unit else ""
-    return (
+    print(
         f"{name}{_GAP}predicted {number_text(predicted)}{after}{_GAP}"
         f"measured {number_text(measured)}{after}{_GAP}ratio {ratio_text(predicted, measured)}"
     )
 
 
-def compare(name: str, predicted: float, measured: float, unit: str = "") -> None:
-    """Print a prediction, its measurement and measured / predicted on one line."""
-    print(comparison_line(name, predicted, measured, unit))
+def _expect_numbers(name: str, predicted: float, measured: float) -> None:
+    for what, value in (("predicted", predicted), ("measured", measured)):
+        if not is_number(value):
+            raise TypeError(
+                f"{what} value of {name!r} is {value!r}, a {type(value).__name__}; expected a "
+                "number (of a tensor, use `.item()`)"
+            )
 
 
 def comparison(
@@ -161,15 +152,15 @@ def comparison(
 ) -> Table:
     """A table of (name, predicted, measured) or (name, predicted, measured, unit), with ratios."""
     full = [(*row, "") if len(row) == 3 else row for row in rows]
-    for name, predicted, measured, unit in full:
-        comparison_line(name, predicted, measured, unit)
+    for name, predicted, measured, _ in full:
+        _expect_numbers(name, predicted, measured)
     ratios = [ratio_text(predicted, measured) for _, predicted, measured, _ in full]
     width = max(map(len, ratios), default=0)
-    cells: list[tuple[Any, ...]] = [
-        (*row, ratio.rjust(width)) for row, ratio in zip(full, ratios, strict=True)
-    ]
     heads = ["", "predicted", "measured", "unit", "ratio"]
+    cells = [
+        dict(zip(heads, (*row, ratio.rjust(width)), strict=True))
+        for row, ratio in zip(full, ratios, strict=True)
+    ]
     if not any(unit for *_, unit in full):
         heads.remove("unit")
-        cells = [(name, one, other, ratio) for name, one, other, _, ratio in cells]
     return table(cells, columns=heads, title=title)

@@ -17,7 +17,6 @@ from playbook_utils.show.style import (
     QUIET,
     Picture,
     color_key,
-    house_style,
     new_figure,
     text_color_on,
 )
@@ -41,12 +40,10 @@ def timeline(spans: Iterable[Span], *, title: str = "", description: str = "") -
     _check(spans)
     rows = _rows(spans)
     row_in = min(0.42, 12 / len(rows))
-    with house_style():
-        figure, axes = new_figure(title, height_in=1.3 + len(rows) * row_in)
+    with new_figure(title, height_in=1.3 + len(rows) * row_in) as (figure, axes):
         start_ms = min(span.start_s for span in spans) * 1e3
         end_ms = max(span.end_s for span in spans) * 1e3
-        if end_ms == start_ms:
-            end_ms += 1e-3
+        end_ms += 1e-3 if end_ms == start_ms else 0.0
         axes.set_xlim(start_ms, end_ms)
         axes.set_xlabel("time (ms)")
         axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
@@ -63,16 +60,13 @@ def _check(spans: Sequence[Span]) -> None:
     if not spans:
         raise ValueError("no spans to draw: was anything traced?")
     for span in spans:
+        which = f"span {span.name!r} of rank {span.rank}"
         if span.kind not in KIND_COLORS:
-            raise ValueError(
-                f"span {span.name!r} of rank {span.rank} has kind {span.kind!r}; expected one of: "
-                f"{', '.join(KIND_COLORS)}"
-            )
+            known = ", ".join(KIND_COLORS)
+            raise ValueError(f"{which} has kind {span.kind!r}; expected one of: {known}")
         if span.end_s < span.start_s:
-            raise ValueError(
-                f"span {span.name!r} of rank {span.rank} ends at {span.end_s} s, before it starts "
-                f"at {span.start_s} s"
-            )
+            when = f"{span.end_s} s, before it starts at {span.start_s} s"
+            raise ValueError(f"{which} ends at {when}")
 
 
 def _rows(spans: Sequence[Span]) -> list[tuple[int, str]]:
@@ -125,21 +119,18 @@ def _draw_bars(
 
 def _tracks(spans: Sequence[Span]) -> list[int]:
     """For each span, sorted by start, the first track that is free again."""
-    free_from: list[float] = []
+    free_from: dict[int, float] = {}
     tracks = []
     for span in spans:
-        free = (i for i, end_s in enumerate(free_from) if end_s <= span.start_s)
-        track = next(free, len(free_from))
-        if track == len(free_from):
-            free_from.append(0.0)
-        free_from[track] = span.end_s
-        tracks.append(track)
+        free = (track for track, end_s in free_from.items() if end_s <= span.start_s)
+        tracks.append(next(free, len(free_from)))
+        free_from[tracks[-1]] = span.end_s
     return tracks
 
 
 def _describe(title: str, spans: Sequence[Span]) -> str:
-    ranks = sorted({span.rank for span in spans})
-    kinds = [kind for kind in KIND_COLORS if any(span.kind == kind for span in spans)]
-    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    ranks, used = {span.rank for span in spans}, {span.kind for span in spans}
+    kinds = [kind for kind in KIND_COLORS if kind in used]
+    which = f"rank {min(ranks)}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     head = f"{title}: timeline" if title else "Timeline"
     return f"{head} of {which}, with {', '.join(kinds)}."

@@ -10,30 +10,25 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-__all__ = ["bytes_text", "bytes_unit", "number_text", "ratio_text"]
+__all__ = ["bytes_text", "bytes_unit", "is_number", "number_text", "ratio_text"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bytes_text(n: float) -> str:
     """A number of bytes in the largest binary unit that keeps it at 1 or more: "16 MiB"."""
-    if not _is_finite_number(n):
+    if not is_number(n) or not math.isfinite(n):
         raise TypeError(f"expected a finite number of bytes, got {n!r}")
-    unit = _unit_of(abs(float(n)))
-    value = _short(float(n) / 1024**unit)
-    if value in ("1024", "-1024") and unit + 1 < len(_UNITS):
-        return f"{value.replace('1024', '1')} {_UNITS[unit + 1]}"
-    return f"{value} {_UNITS[unit]}"
+    unit = _unit_of(abs(float(n)) * 1024 / 1023.5)  # 1,023.5 KiB would read 1024 KiB
+    return f"{_short(float(n) / 1024**unit)} {_UNITS[unit]}"
 
 
-def _is_finite_number(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    return isinstance(value, Real) and math.isfinite(value)
+def is_number(value: object) -> bool:
+    """Whether it is an int or a float, of Python or of NumPy, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: object) -> bool:
-    # NumPy's integers are Integral, too.
     return isinstance(value, Integral)
 
 
@@ -59,10 +54,8 @@ def number_text(value: float) -> str:
     if _is_whole(value):
         return f"{int(value):,}"
     number = float(value)
-    if not math.isfinite(number):
-        return str(number)
-    if number == 0:
-        return "0"
+    if not math.isfinite(number) or number == 0:
+        return f"{number:g}"
     magnitude = math.floor(math.log10(abs(number)))
     if magnitude < -3:
         return f"{number:.2e}"

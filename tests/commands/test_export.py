@@ -63,7 +63,7 @@ MAIN = """#| export
 from __future__ import annotations
 
 def main(step: Later = 1):
-    print("totals", launch(total, world_size=2))
+    print(f"totals {launch(total, world_size=2)}\\n", end="")  # whole: ranks share a pipe
 """
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from playbook_utils.commands import main
-from playbook_utils.commands.lessons import find_folder, lessons_in, select
+from playbook_utils.commands.lessons import find_folder, select
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_folder_is_found_from_below_and_from_inside(folder: Path) -> None:
     below = folder.parent / "a" / "b"
     below.mkdir(parents=True)
     assert find_folder(below) == find_folder(folder) == find_folder(folder.parent) == folder
-    assert len(lessons_in(folder)) == 3
+    assert len(select([], folder)) == 3
 
 
 def test_command_line_reports_an_unknown_lesson(

@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from playbook_utils.predict.book.widget import widget_memory, widget_shape
+from playbook_utils.predict.book.widget import widget_memory, widget_on, widget_shape
 from playbook_utils.predict.estimate import CATEGORIES, MOMENTS
 from playbook_utils.predict.hardware import gpu
 from playbook_utils.predict.headroom import gib_text, verdict
 from playbook_utils.predict.presets import preset
 from playbook_utils.predict.training import Training, train
-from playbook_utils.show.explorer_page import DIFFERENCES, book_bytes, explorer_page
+from playbook_utils.show.explorer_page import DIFFERENCES, explorer_page
 from playbook_utils.show.style import CATEGORY_COLORS
 from playbook_utils.show.units import bytes_text
 
@@ -177,7 +177,7 @@ class TestReport:
         shape = widget_shape(**sizes, ff_dim=2048, seq_len=128, mlp=mlp)
         how = {"seq_len": 128, "microbatch_size": 32, "recompute": recompute}
         training = train(shape, dp=4, zero_stage=2, precision=precision, **how)
-        book = book_bytes(training)
+        book = widget_on(training)
         assert book is not None
         for name in (*CATEGORIES, "total"):
             assert book[name] == getattr(training.estimate, f"{name}_bytes"), name
@@ -245,7 +245,7 @@ class TestReport:
 def test_all_of_the_gap_for_llama_3_8b_is_accounted_for() -> None:
     """Of the explorer's first page, by hand: each term is one of the listed differences."""
     training = train(LLAMA)
-    book, estimate = book_bytes(training), training.estimate
+    book, estimate = widget_on(training), training.estimate
     assert book is not None
     s, h, a, layers, vocabulary, ff, kv = 4096, 4096, 32, 32, 128_256, 14_336, 1024
     fewer_params = {

@@ -3,6 +3,7 @@
     widget_memory(dim=4096, ff_dim=16384, num_layers=32, num_heads=32, seq_len=4096,
                   vocab_size=128256)            # {"params": ..., "activations": ...}, bytes
     widget_shape(...)                           # the model that these inputs describe
+    widget_on(train(preset("gpt2")))            # the same for a training; None where it has none
 
 With tp=1, the MLP "gelu" or "relu", ff_dim = 4 dim and a power of two for the ZeRO ranks, it gives
 what `predict_memory` gives for `widget_shape`, byte for byte (tests/predict/book/test_widget.py).
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 from playbook_utils.predict._checks import flag, whole
 from playbook_utils.predict.activations import RECOMPUTE
+from playbook_utils.predict.estimate import CATEGORIES
 from playbook_utils.predict.presets import gpt_style
 from playbook_utils.predict.shapes import ModelShape
+from playbook_utils.predict.training import Training
 
-__all__ = ["WIDGET_FAULTS", "widget_memory", "widget_shape"]
+__all__ = ["WIDGET_FAULTS", "widget_memory", "widget_on", "widget_shape"]
 
 WIDGET_FAULTS: tuple[tuple[str, str], ...] = (
     (
@@ -167,3 +170,27 @@ def widget_shape(
 
 def _up(amount: int, ways: int) -> int:
     return -(-amount // ways)
+
+
+def widget_on(training: Training, recompute: str | None = None) -> dict[str, int] | None:
+    """What the widget says of a training, in bytes by category and in total.
+
+    None with pipelines, split contexts or experts, which it does not have. recompute: instead of
+    the training's own.
+    """
+    shape, layout = training.shape, training.layout
+    if shape.moe or max(layout.pp, layout.cp, layout.ep) > 1:
+        return None
+    sizes = ("dim", "ff_dim", "num_layers", "num_heads", "vocab_size", "mlp")
+    degrees = ("tp", "dp", "zero_stage", "sequence_parallel")
+    found = widget_memory(
+        **{name: getattr(shape, name) for name in sizes},
+        **{name: getattr(layout, name) for name in degrees},
+        seq_len=training.seq_len,
+        microbatch_size=training.microbatch_size,
+        optimizer_multiplier=training.recipe.moments_bytes,
+        mixed=training.recipe.activation_bytes == 2,
+        recompute=recompute or training.recompute,
+    )
+    four = {name: found[name] for name in CATEGORIES}
+    return four | {"total": sum(four.values())}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.patches import Rectangle
 
@@ -52,8 +53,7 @@ def origins(number: int, parts: int) -> tuple[tuple[int, int], ...]:
     """
     if number < 0:
         raise ValueError(f"{number} is negative: expected a sum of `origin_code` numbers")
-    places = (bit for bit in range(number.bit_length()) if number >> bit & 1)
-    return tuple(divmod(bit, parts) for bit in places)
+    return tuple(divmod(bit, parts) for bit in range(number.bit_length()) if number >> bit & 1)
 
 
 def pieces(
@@ -73,18 +73,17 @@ def pieces(
             Without them an arrow leads from each rank to those where its data is new.
         columns: stories side by side.
 
-    Raises ValueError for no story, for states of different numbers of ranks, and for messages that
-    are not one list a step.
+    Raises ValueError for no story, states of different numbers of ranks, and messages that are not
+    one list a step.
     """
     given = messages or {}
     for name, states in stories.items():
         _check(name, states, given.get(name))
     if not stories:
         raise ValueError("no stories to draw: pass {title: [state, next state]}")
-    widths = [
-        _SIDE + sum(map(_cells, states)) + _GAP * (len(states) - 1) for states in stories.values()
-    ]
-    ranks = max(len(states[0]) for states in stories.values())
+    told = stories.values()
+    widths = [_SIDE + sum(map(_cells, states)) + _GAP * (len(states) - 1) for states in told]
+    ranks = max(len(states[0]) for states in told)
     column, row = max(widths) + 1.2, ranks + _HEAD + 0.9
     canvas = Canvas(width=column * columns, height=row * -(-len(stories) // columns))
     for place, (name, states) in enumerate(stories.items()):
@@ -147,8 +146,7 @@ def _draw_cell(
         stripe = side / len(found)
         patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
         canvas.axes.add_patch(patch)
-    new = changed and found
-    edge, width = (color_of("communication"), 1.8) if new else ("#CCCCCC", 0.6)
+    edge, width = (color_of("communication"), 1.8) if changed and found else ("#CCCCCC", 0.6)
     canvas.axes.add_patch(Rectangle((x, y), side, side, fill=False, edgecolor=edge, lw=width))
     if len(found) == 1:
         ((rank, part),) = found
@@ -172,23 +170,15 @@ def by_size(
     *,
     ylabel: str,
     points: Mapping[str, Sequence[float]] | None = None,
-    hline: Mapping[str, float] | None = None,
-    description: str = "",
+    **how: Any,
 ) -> Picture:
     """Draw {label: one value a size} as lines over the sizes of messages, both axes logarithmic.
 
-    points: measured values, by the labels of the curves; hline: {label: y} as dashes. Raises
-    ValueError as `lines` does.
+    points: measured values, by the labels of the curves. Passes on to `lines` what else it takes
+    (hline, description), and raises ValueError as that does.
     """
-    said = description or f"{ylabel} over the size of a message: {', '.join(curves)}."
-    return lines(
-        {label: (sizes_bytes, values) for label, values in curves.items()},
-        points={label: (sizes_bytes, values) for label, values in (points or {}).items()},
-        hline=hline,
-        xlabel="message",
-        ylabel=ylabel,
-        logx=True,
-        logy=True,
-        xunit="bytes",
-        description=said,
-    )
+    how.setdefault("description", f"{ylabel} over the size of a message: {', '.join(curves)}.")
+    how |= {"logx": True, "logy": True, "xunit": "bytes", "xlabel": "message", "ylabel": ylabel}
+    over = {label: (sizes_bytes, values) for label, values in curves.items()}
+    rings = {label: (sizes_bytes, values) for label, values in (points or {}).items()}
+    return lines(over, points=rings, **how)

@@ -16,14 +16,13 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
     expect_within(1, 8, world_size=world_size)
     gap, left = 0.25, 2.3
     column = min(2.4, 11.2 / world_size - gap)
-    full = world_size * (column + gap) - gap
+    full, wide = world_size * (column + gap) - gap, column > 1.6
     canvas = Canvas(width=13.5, height=6.7)
     steps = ("one batch", "forward and\nbackward", "gradients", "average\nof gradients")
     places = ((0.1, 0.7), (1.4, 0.9), (2.9, 0.6), (4.2, 0.8), (5.7, 0.8))
     canvas.names(left - 0.3, (*steps, "optimizer step"), places)
     reduce_box = canvas.box(left, 4.2, full, 0.8, "all-reduce", color=color_of("communication"))
     for rank in range(world_size):
-        wide = column > 1.6
         texts = (
             f"slice {rank}",
             f"rank {rank}\nall parameters" if wide else f"rank {rank}",
@@ -40,7 +39,7 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
         )
         canvas.arrow(part.bottom, model.top)
         canvas.arrow(model.bottom, grads.top)
-        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.y), both=True)
+        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.top[1]), both=True)
         canvas.arrow((after.top[0], reduce_box.bottom[1]), after.top)
     return canvas.picture(
         f"Data parallelism on {world_size} ranks: the batch is cut into {world_size} slices; each "

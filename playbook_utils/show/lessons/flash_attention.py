@@ -25,12 +25,10 @@ _MOST = 16
 def attention_tiles(
     kinds: Sequence[Sequence[str]], *, current: tuple[int, int] | None = None
 ) -> Picture:
-    """Draw one tile for each entry, `kinds[block of queries][block of keys]`.
+    """Draw a tile for each of `kinds[block of queries][block of keys]`: full, masked or skipped.
 
-    Args:
-        kinds: "full", "masked" or "skipped".
-        current: (row, column) of the tile that is worked on: it and the blocks of Q, K, V and O
-            that it needs are drawn in another colour.
+    current: (row, column) of the tile that is worked on: it and the blocks of Q, K, V and O that it
+    needs are drawn in another colour.
 
     Raises ValueError for another kind, rows of unequal length, and more than 16 rows or columns.
     """
@@ -41,10 +39,8 @@ def attention_tiles(
     here = current or (-1, -1)
     for row in range(rows):
         y, in_hand = top + row * size, _IN_HAND if row == here[0] else _AT_REST
-        number = str(row + 1)
-        canvas.box(left - 1.5, y, 1.1, size - 0.08, f"Q {number}", color=in_hand, fontsize=9)
-        right = left + columns * size + 0.4
-        canvas.box(right, y, 1.1, size - 0.08, f"O {number}", color=in_hand, fontsize=9)
+        for name, x in (("Q", left - 1.5), ("O", left + columns * size + 0.4)):
+            canvas.box(x, y, 1.1, size - 0.08, f"{name} {row + 1}", color=in_hand, fontsize=9)
         for column in range(columns):
             x, kind = left + column * size, kinds[row][column]
             color = _IN_HAND if (row, column) == here else _COLORS[kind]
@@ -82,10 +78,10 @@ def _check(kinds: Sequence[Sequence[str]], current: tuple[int, int] | None) -> t
 def _describe(rows: int, columns: int, found: Counter[str], current: tuple[int, int] | None) -> str:
     counts = ", ".join(f"{found[kind]} {_SAID[kind]}" for kind in _COLORS if found[kind])
     text = f"{rows} x {columns} tiles of scores, blocks of queries by blocks of keys: {counts}."
-    if current is not None:
-        row, column = current[0] + 1, current[1] + 1
-        text += (
-            f" In fast memory now: the tile of queries {row} and keys {column}, with Q {row}, "
-            f"K {column}, V {column} and O {row}."
-        )
-    return text
+    if current is None:
+        return text
+    row, column = current[0] + 1, current[1] + 1
+    return (
+        f"{text} In fast memory now: the tile of queries {row} and keys {column}, with Q {row}, "
+        f"K {column}, V {column} and O {row}."
+    )

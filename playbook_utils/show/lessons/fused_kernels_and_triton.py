@@ -46,8 +46,8 @@ def _row(
         kernel = canvas.box(x, top, width - 0.25, 1.0, label, color=_COMPUTE)
         third = (width - 0.25) / 3 if len(widths) > 1 else 1.2
         up, down = x + third, x + width - 0.25 - third
-        canvas.arrow((up, memory.y), (up, kernel.y + kernel.height), color=_MOVED)
-        canvas.arrow((down, kernel.y + kernel.height), (down, memory.y), color=_MOVED)
+        canvas.arrow((up, memory.top[1]), (up, kernel.bottom[1]), color=_MOVED)
+        canvas.arrow((down, kernel.bottom[1]), (down, memory.top[1]), color=_MOVED)
         x += width
 
 

@@ -11,6 +11,7 @@ tensor cores, copy engines, the clusters of SMs, and constant and texture memory
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 from matplotlib.patches import Rectangle
 
@@ -21,7 +22,6 @@ from playbook_utils.show.style import (
     WIDTH_IN,
     Picture,
     color_of,
-    house_style,
     new_figure,
     rank_color,
     text_color_on,
@@ -92,11 +92,10 @@ def thread_grid(
         raise ValueError(f"found {rows} x {columns} cells; expected 1 to {_MOST_CELLS} each way")
     if any(len(row) != columns for row in (*block, *thread)) or len(thread) != rows:
         raise ValueError(f"block and thread must both have {rows} rows of {columns} numbers")
-    with house_style():
-        height_in = WIDTH_IN * rows / columns + 0.1
-        figure, axes = new_figure("", height_in=height_in, axes_off=True)
+    with new_figure("", height_in=WIDTH_IN * rows / columns + 0.1) as (figure, axes):
+        axes.set_axis_off()
         axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal")
-        for y, x in ((y, x) for y in range(rows) for x in range(columns)):
+        for y, x in product(range(rows), range(columns)):
             color, edge, ink, alpha = "#FFFFFF", "#DDDDDD", QUIET, 1.0
             if y < shape[0] and x < shape[1]:
                 color, edge = rank_color(block[y][x]), "white"
@@ -130,9 +129,8 @@ def requests(wanted: Mapping[str, Sequence[int]], *, row_length: int, num_rows: 
     if not wanted:
         raise ValueError("no requests to draw: pass {label: indices} with at least one label")
     said = []
-    with house_style():
-        width = WIDTH_IN / len(wanted)
-        figure, first = new_figure("", height_in=width * num_rows / row_length + 1.0)
+    height_in = WIDTH_IN / len(wanted) * num_rows / row_length + 1.0
+    with new_figure("", height_in=height_in) as (figure, first):
         first.remove()
         for place, (label, indices) in enumerate(wanted.items(), start=1):
             axes = figure.add_subplot(1, len(wanted), place)

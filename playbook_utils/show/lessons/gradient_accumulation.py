@@ -29,7 +29,7 @@ def accumulation_diagram(num_microbatches: int = 4) -> Picture:
         label = "activations,\nheld only now" if wide else "act."
         work = canvas.box(x, 1.4, column, 1.3, label, color=color_of("activations"))
         canvas.arrow(part.bottom, work.top)
-        canvas.arrow(work.bottom, (work.bottom[0], total.y))
+        canvas.arrow(work.bottom, (work.bottom[0], total.top[1]))
         if number:
             canvas.arrow((x - gap, work.left[1]), work.left)
     label = "once, at the end" if wide else "once"

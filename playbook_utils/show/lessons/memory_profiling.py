@@ -25,26 +25,14 @@ def training_step() -> Picture:
     for name, start, end in (*columns, ("optimizer", _OPTIMIZER, _END)):
         canvas.box(start, 0.1, end - start - 0.08, 0.7, name, color=color_of(name))
     rises, falls = _stairs(_LEFT, _BACKWARD), _stairs(_BACKWARD, _OPTIMIZER)
+    held = [*rises, *((x, 1 - share) for x, share in falls)]
+    grads, made = [*falls, (_END, 1.0)], _OPTIMIZER + 0.9
+    states = [(_LEFT, 0.0), (made, 0.0), (made, 1.0), (_END, 1.0)]
     rows: dict[str, tuple[list[tuple[float, float]], str, float, str]] = {
         # kind: (corners of what is held, remark, where it is centred, its colour)
-        "activations": (
-            [*rises, *((x, 1 - share) for x, share in falls)],
-            "each layer keeps\nwhat its backward reads",
-            _BACKWARD,
-            "white",
-        ),
-        "grads": (
-            [*falls, (_END, 1.0)],
-            "as large as the params;\nfreed after the step",
-            11.6,
-            INK,
-        ),
-        "optimizer_states": (
-            [(_LEFT, 0.0), (_OPTIMIZER + 0.9, 0.0), (_OPTIMIZER + 0.9, 1.0), (_END, 1.0)],
-            "made by\nthe first step",
-            12.55,
-            INK,
-        ),
+        "activations": (held, "each layer keeps\nwhat its backward reads", _BACKWARD, "white"),
+        "grads": (grads, "as large as the params;\nfreed after the step", 11.6, INK),
+        "optimizer_states": (states, "made by\nthe first step", 12.55, INK),
         "params": ([(_LEFT, 1.0), (_END, 1.0)], "always there", (_LEFT + _END) / 2, "white"),
     }
     for place, (kind, (corners, remark, place_x, ink)) in enumerate(rows.items()):

@@ -23,7 +23,7 @@ def course_map(lessons: Sequence[Mapping[str, Any]]) -> Picture:
     before it.
     """
     parts = _parts(lessons)
-    width, row = 16.0, 1.65
+    width, row, quiet = 16.0, 1.65, {"fontsize": 8, "color": "#666666"}
     column = width / len(parts)
     most = max(len(part) for part in parts.values())
     canvas = Canvas(width=width, height=0.7 + most * row, title="The course")
@@ -40,12 +40,9 @@ def course_map(lessons: Sequence[Mapping[str, Any]]) -> Picture:
             name, remark = _lesson_texts(lesson, characters)
             ink = "#888888" if planned else INK
             canvas.text(x + 0.26, y + 0.12, name, ha="left", va="top", fontsize=8.5, color=ink)
-            quiet = {"fontsize": 8, "color": "#666666"}
             canvas.text(x + 0.26, y + row - 0.27, remark, ha="left", va="bottom", **quiet)
-    named = "; ".join(
-        f"{part}: {', '.join(str(lesson['title']) for lesson in inside)}"
-        for part, inside in parts.items()
-    )
+    titles = {part: ", ".join(str(of["title"]) for of in inside) for part, inside in parts.items()}
+    named = "; ".join(f"{part}: {inside}" for part, inside in titles.items())
     return canvas.picture(f"Map of {len(lessons)} lessons. {named}.")
 
 

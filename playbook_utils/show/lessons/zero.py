@@ -75,14 +75,11 @@ def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
     """
     spans = tuple(spans)
     kept = []
-    for span in spans:
-        if span.kind == "idle":
-            continue
+    for span in (span for span in spans if span.kind != "idle"):
         pieces = [span]
-        if span.lane == "compute":
-            for wait in spans:
-                if wait.kind == "idle" and wait.rank == span.rank:
-                    pieces = [part for piece in pieces for part in _cut(piece, wait)]
+        for wait in spans if span.lane == "compute" else ():
+            if wait.kind == "idle" and wait.rank == span.rank:
+                pieces = [part for piece in pieces for part in _cut(piece, wait)]
         kept += pieces
     return tuple(kept)
 
