@@ -6,7 +6,6 @@
     ├── NestedLaunchError           launch() called inside a worker
     ├── CheckFailed                 an exercise's answer, or a technique, is wrong
     │   └── NotEquivalent           training differs from the one-process reference
-    ├── RaceError                   programs of a Triton kernel touch one element, unordered
     └── NotebookImportError         a notebook's exported cells cannot be imported
         └── StaleNotebookError      the notebook was saved after the kernel read it
     LaunchInterrupted               the cell was interrupted (a KeyboardInterrupt, not an error)
@@ -29,7 +28,6 @@ __all__ = [
     "NotEquivalent",
     "NotebookImportError",
     "PlaybookError",
-    "RaceError",
     "RankFailure",
     "StaleNotebookError",
     "without_frames",
@@ -107,10 +105,6 @@ class CheckFailed(PlaybookError, AssertionError):
 
 class NotEquivalent(CheckFailed):
     """A technique does not train like one process does."""
-
-
-class RaceError(PlaybookError):
-    """Two programs of a Triton kernel touch one element, and nothing orders them."""
 
 
 class NotebookImportError(PlaybookError, ImportError):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from playbook_utils.measure import cpp_code, triton_code
+from kernels.generated import cpp_code, triton_code
 
 pytest.importorskip("triton", reason="made for Linux")
 # PyTorch's compiler warns about itself: deprecated calls, forks of a threaded process.
