@@ -8,7 +8,8 @@ One module a subject:
     memory          bytes by category (params, grads, ...) over several training steps
     saved           bytes that the forward pass keeps for backward
     timing          seconds of a function, warmed up, synchronised, as a median
-    traces          what ran when, per rank; with `chrome` (files for Perfetto) and `overlap`
+    traces          what ran when on each rank, and what overlapped
+    chrome          the same as a file for Perfetto, and out of torch's profiler
 
 `private` holds the private names of PyTorch that these rest on.
 
@@ -16,35 +17,23 @@ Left out: predictions (`playbook_utils.predict`), drawing (`playbook_utils.show`
 inside a kernel (`kernels.emulator`, `kernels.triton.programs`).
 """
 
-from playbook_utils.measure.chrome import read_chrome_trace, spans_from_profiler, write_chrome_trace
+from playbook_utils.measure.chrome import spans_from_profiler, write_chrome_trace
 from playbook_utils.measure.communication import CommunicationLog, record_communication
 from playbook_utils.measure.cost import StepCost, count_flops, step_cost
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
 from playbook_utils.measure.operators import OperatorLog, record_operators
-from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
 from playbook_utils.measure.saved import saved_for_backward
 from playbook_utils.measure.timing import Timing, measure_time
-from playbook_utils.measure.traces import TraceRecorder, merge_spans
+from playbook_utils.measure.traces import (
+    TraceRecorder,
+    exposed_communication_s,
+    merge_spans,
+    overlap_s,
+)
 
 __all__ = [
-    "CommunicationLog",
-    "MemoryLog",
-    "OperatorLog",
-    "StepCost",
-    "Timing",
-    "TraceRecorder",
-    "count_flops",
-    "exposed_communication_s",
-    "measure_time",
-    "merge_spans",
-    "overlap_s",
-    "read_chrome_trace",
-    "record_communication",
-    "record_operators",
-    "saved_for_backward",
-    "spans_from_profiler",
-    "state_bytes",
-    "step_cost",
-    "track_memory",
-    "write_chrome_trace",
-]
+    "CommunicationLog", "MemoryLog", "OperatorLog", "StepCost", "Timing", "TraceRecorder",
+    "count_flops", "exposed_communication_s", "measure_time", "merge_spans", "overlap_s",
+    "record_communication", "record_operators", "saved_for_backward", "spans_from_profiler",
+    "state_bytes", "step_cost", "track_memory", "write_chrome_trace",
+]  # fmt: skip
