@@ -91,8 +91,8 @@ def _communication_s(spans: Iterable[Span], rank: int, computing: bool) -> float
     active: Counter[str] = Counter()
     total_s = last_s = 0.0
     for time_s, kind, step in sorted(edges):
-        busy = active.total() - active["communication"] - active["idle"]
-        if active["communication"] and (busy > 0 and not active["idle"]) == computing:
+        busy = not active["idle"] and active.total() > active["communication"]
+        if active["communication"] and busy == computing:
             total_s += time_s - last_s
         active[kind] += step
         last_s = time_s
