@@ -5,7 +5,7 @@
     ├── LaunchFailed         the GPU reported an error
     ├── OutOfBoundsError     an access outside of every tensor and shared array
     ├── MisalignedError      an access whose address is no multiple of its size
-    ├── RaceError            two threads use one address, one stores to it, and nothing orders them
+    ├── RaceError            two threads, or programs, use one address, one writes, in no order
     ├── UnwrittenError       a load of shared memory that no thread of the block has written
     ├── BarrierError         a barrier or warp operation that not all threads reach
     ├── WarpError            a shuffle from a lane that is not there, a mask without its caller
@@ -14,7 +14,7 @@
     └── KernelTimeout        the kernel did not end in time
 
 A bad argument of a launch raises `ValueError` or `TypeError`. All but the first two come from the
-emulator, which names the line.
+emulator, and from `kernels.triton.programs` a RaceError; both name the line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MisalignedError(KernelError):
 
 
 class RaceError(KernelError):
-    """Two threads access the same address, one writes, and nothing orders them.
+    """Two threads, or programs of Triton, access one address, one writes, and nothing orders them.
 
     Within a block barriers do; between blocks, and within one, a fence and an atomic operation.
     """

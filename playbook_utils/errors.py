@@ -19,7 +19,6 @@ __all__ = [
     "NotEquivalent",
     "NotebookImportError",
     "PlaybookError",
-    "RaceError",
     "RankFailure",
     "StaleNotebookError",
     "without_frames",
@@ -97,10 +96,6 @@ class CheckFailed(PlaybookError, AssertionError):
 
 class NotEquivalent(CheckFailed):
     """A technique does not train like one process does."""
-
-
-class RaceError(PlaybookError):
-    """Two programs of a Triton kernel touch one element, and nothing orders them."""
 
 
 class NotebookImportError(PlaybookError, ImportError):

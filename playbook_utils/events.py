@@ -77,10 +77,5 @@ class MemorySample:
     @property
     def total_bytes(self) -> int:
         """Sum over the categories, in bytes."""
-        return (
-            self.params_bytes
-            + self.grads_bytes
-            + self.optimizer_states_bytes
-            + self.activations_bytes
-            + self.other_bytes
-        )
+        state_bytes = self.params_bytes + self.grads_bytes + self.optimizer_states_bytes
+        return state_bytes + self.activations_bytes + self.other_bytes

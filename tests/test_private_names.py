@@ -8,6 +8,10 @@ import pytest
 
 NAMES = {
     # (module, name): who uses it
+    ("torch._inductor.graph:GraphLowering", "save_output_code"): "kernels/generated.py",
+    ("torch._inductor.utils", "run_and_get_code"): "kernels/generated.py",
+    ("triton.runtime:driver", "_active"): "kernels/generated.py",
+    ("triton.backends.compiler", "GPUTarget"): "kernels/generated.py",
     ("nbclient.client:NotebookClient", "_cleanup_kernel"): "commands/execution.py",
     ("torch.utils._python_dispatch", "TorchDispatchMode"): "exercises/flash_attention.py",
     ("torch.utils._pytree", "tree_leaves"): "exercises/flash_attention.py",

@@ -6,10 +6,11 @@
 
 Importing this package decides once, for the process, which of the two it is. Without a CUDA device,
 and unless TRITON_INTERPRET is set already, it sets TRITON_INTERPRET=1: kernels then run as Python
-over NumPy arrays, block by block, thousands of times slower, and every line can be printed or
-stepped through; where the interpreter errs it says so (`kernels.triton.interpreter`). `@triton.jit`
-reads that variable where it stands, so kernels of your own must come after this import; Triton
-itself may have been imported before (PyTorch does, to compile).
+over NumPy arrays, block by block, thousands of times slower. Every line can be printed or stepped
+through, and what programs load and store be watched (`kernels.triton.programs`); where the
+interpreter errs it says so (`kernels.triton.interpreter`). `@triton.jit` reads that variable where
+it stands, so kernels of your own must come after this import; Triton itself may have been imported
+before (PyTorch does, to compile).
 
 `INTERPRETED` says what was decided. Left out: names at this level. Each module holds its kernels
 and one plain function of the same name as the module.

@@ -51,7 +51,7 @@ def kernel_line() -> str:
         name = frame.f_globals.get("__name__", "")
         inside = inside or name.startswith("triton.")
         # Between the kernel and here: Triton, who watches Triton, and this module.
-        if inside and not name.startswith(("triton.", "playbook_utils.measure.", __name__)):
+        if inside and not name.startswith(("triton.", "kernels.triton.program", __name__)):
             file, line = frame.f_code.co_filename, frame.f_lineno
             return f'{Path(file).name}, line {line}: "{linecache.getline(file, line).strip()}"'
         frame = frame.f_back

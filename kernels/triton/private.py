@@ -24,6 +24,8 @@ NAMES = {
     "ReduceScan": "triton.runtime.interpreter:ReduceScanOpInterface",
     "TensorHandle": "triton.runtime.interpreter:TensorHandle",
     "cuobjdump": "triton:knobs.nvidia.cuobjdump",
+    "get_np_dtype": "triton.runtime.interpreter:_get_np_dtype",
+    "interpreter_builder": "triton.runtime.interpreter:interpreter_builder",
 }
 """Where each name is found: "module:attribute"."""
 

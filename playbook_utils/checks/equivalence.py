@@ -145,12 +145,7 @@ def _check_setup(reference: TrainingRecord, ranks: Sequence[TrainingRecord]) -> 
                 f"{some(differing)}: frozen on rank {rank} or in the reference, not in both",
                 "does the wrapper keep requires_grad?",
             )
-        if _sorted(record.tied) != _sorted(reference.tied):
-            fail(
-                f"tied parameters differ on rank {rank}, before the first step: found "
-                f"{_words(record.tied)}, expected {_words(reference.tied)}",
-                "did the technique copy or shard a parameter that is used twice?",
-            )
+        _check_tied(record.tied, reference.tied, f"on rank {rank}, before the first step")
         if len(record.steps) != len(reference.steps):
             fail(f"rank {rank} made {len(record.steps)} steps, expected {len(reference.steps)}")
 
@@ -163,40 +158,31 @@ def _check_step(
     _check_tokens(step, expected, found, loss)
     for rank, record in enumerate(found):
         _check_frozen_and_tied(reference, expected, record, rank, step)
-    losses = [_mean_loss(found)] if loss == "mean" else [record.loss for record in found]
     before = reference.steps[step - 1] if step else None
     names = _distinct(reference)
     trainable = [name for name in names if name not in reference.frozen]
-    grads = [_grads(record, trainable, reference) for record in (expected, *found)]
+    mean = loss == "mean" and len(ranks) > 1
+    losses = [_mean_loss(found)] if loss == "mean" else [record.loss for record in found]
+    records = (expected, *found)
+    grads: list[Named] = [_grads(record, trainable, reference) for record in records]
+    old_grads = _grads(before, trainable, reference) if before else None
+    params = [_pick(record.params, names) for record in records]
+    old_params = _pick(before.params if before else reference.initial, names)
+    compared: dict[str, tuple[list[Named], Named | None]] = {
+        "loss": (_scalars("loss", [expected.loss, *losses]), None),
+        "gradient": (grads, old_grads),
+        "gradient norm": (_scalars("gradient norm", [r.grad_norm for r in records]), None),
+        "parameter": (params, old_params),
+    }
     return {
-        "loss": compare(
-            Quantity("loss", step, allowed, mean=loss == "mean" and len(ranks) > 1),
-            _scalar("loss", expected.loss),
-            [_scalar("loss", value) for value in losses],
-        ),
-        "gradient": compare(
-            Quantity("gradient", step, allowed),
-            grads[0],
-            grads[1:],
-            _grads(before, trainable, reference) if before else None,
-        ),
-        "gradient norm": compare(
-            Quantity("gradient norm", step, allowed),
-            _scalar("gradient norm", expected.grad_norm),
-            [_scalar("gradient norm", record.grad_norm) for record in found],
-        ),
-        "parameter": compare(
-            Quantity("parameter", step, allowed),
-            _pick(expected.params, names),
-            [_pick(record.params, names) for record in found],
-            _pick(before.params if before else reference.initial, names),
-        ),
+        name: compare(Quantity(name, step, allowed, mean and name == "loss"), first, others, old)
+        for name, ((first, *others), old) in compared.items()
     }
 
 
-def _scalar(name: str, value: float) -> Named:
+def _scalars(name: str, values: Sequence[float]) -> list[Named]:
     """In float64: the default dtype would round both sides before they are compared."""
-    return {name: torch.tensor(value, dtype=torch.float64)}
+    return [{name: torch.tensor(value, dtype=torch.float64)} for value in values]
 
 
 def _grads(
@@ -244,10 +230,14 @@ def _check_frozen_and_tied(
     for name, grad in expected.grads.items():
         if grad is not None and found.grads[name] is None:
             fail(f"{name} has no gradient {at}", "not used in forward, or dropped by a hook?")
-    if _sorted(found.tied) != _sorted(expected.tied):
+    _check_tied(found.tied, expected.tied, at)
+
+
+def _check_tied(found: Groups, expected: Groups, at: str) -> None:
+    if {frozenset(group) for group in found} != {frozenset(group) for group in expected}:
+        words = (", ".join(map(" = ".join, groups)) or "none" for groups in (found, expected))
         fail(
-            f"tied parameters differ {at}: found {_words(found.tied)}, expected "
-            f"{_words(expected.tied)}",
+            "tied parameters differ {}: found {}, expected {}".format(at, *words),
             "did the technique copy or shard a parameter that is used twice?",
         )
 
@@ -271,11 +261,3 @@ def _distinct(record: TrainingRecord) -> list[str]:
 
 def _pick(tensors: Named, names: Sequence[str]) -> Named:
     return {name: tensors[name] for name in names}
-
-
-def _sorted(groups: Groups) -> list[list[str]]:
-    return sorted(sorted(group) for group in groups)
-
-
-def _words(groups: Groups) -> str:
-    return ", ".join(" = ".join(group) for group in groups) or "none"

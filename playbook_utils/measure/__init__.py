@@ -8,49 +8,32 @@ One module a subject:
     memory          bytes by category (params, grads, ...) over several training steps
     saved           bytes that the forward pass keeps for backward
     timing          seconds of a function, warmed up, synchronised, as a median
-    traces          what ran when, per rank; with `chrome` (files for Perfetto) and `overlap`
-    programs        what a Triton kernel loads and stores, under the interpreter
-    generated       what torch.compile writes, in Triton and in C++
+    traces          what ran when on each rank, and what overlapped
+    chrome          the same as a file for Perfetto, and out of torch's profiler
 
-`private` holds the private names of PyTorch and Triton that these rest on.
+`private` holds the private names of PyTorch that these rest on.
 
-Left out: predictions (`playbook_utils.predict`) and drawing (`playbook_utils.show`).
+Left out: predictions (`playbook_utils.predict`), drawing (`playbook_utils.show`), and what happens
+inside a kernel (`kernels.emulator`, `kernels.triton.programs`).
 """
 
-from playbook_utils.measure.chrome import read_chrome_trace, spans_from_profiler, write_chrome_trace
+from playbook_utils.measure.chrome import spans_from_profiler, write_chrome_trace
 from playbook_utils.measure.communication import CommunicationLog, record_communication
 from playbook_utils.measure.cost import StepCost, count_flops, step_cost
-from playbook_utils.measure.generated import cpp_code, triton_code
 from playbook_utils.measure.memory import MemoryLog, state_bytes, track_memory
 from playbook_utils.measure.operators import OperatorLog, record_operators
-from playbook_utils.measure.overlap import exposed_communication_s, overlap_s
-from playbook_utils.measure.programs import watch_programs
 from playbook_utils.measure.saved import saved_for_backward
 from playbook_utils.measure.timing import Timing, measure_time
-from playbook_utils.measure.traces import TraceRecorder, merge_spans
+from playbook_utils.measure.traces import (
+    TraceRecorder,
+    exposed_communication_s,
+    merge_spans,
+    overlap_s,
+)
 
 __all__ = [
-    "CommunicationLog",
-    "MemoryLog",
-    "OperatorLog",
-    "StepCost",
-    "Timing",
-    "TraceRecorder",
-    "count_flops",
-    "cpp_code",
-    "exposed_communication_s",
-    "measure_time",
-    "merge_spans",
-    "overlap_s",
-    "read_chrome_trace",
-    "record_communication",
-    "record_operators",
-    "saved_for_backward",
-    "spans_from_profiler",
-    "state_bytes",
-    "step_cost",
-    "track_memory",
-    "triton_code",
-    "watch_programs",
-    "write_chrome_trace",
-]
+    "CommunicationLog", "MemoryLog", "OperatorLog", "StepCost", "Timing", "TraceRecorder",
+    "count_flops", "exposed_communication_s", "measure_time", "merge_spans", "overlap_s",
+    "record_communication", "record_operators", "saved_for_backward", "spans_from_profiler",
+    "state_bytes", "step_cost", "track_memory", "write_chrome_trace",
+]  # fmt: skip

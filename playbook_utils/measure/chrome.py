@@ -1,9 +1,8 @@
-"""Spans as files for Perfetto and Chrome, and spans out of torch's profiler.
+"""Spans as a file for Perfetto and Chrome, and spans out of torch's profiler.
 
     write_chrome_trace(spans, "step.json")        # open in ui.perfetto.dev or chrome://tracing
-    spans = read_chrome_trace("step.json")
 
-Left out: recording spans (`measure.traces`); reading traces that other tools wrote.
+Left out: recording spans (`measure.traces`); reading files.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from playbook_utils.events import Span
 
-__all__ = ["KINDS", "read_chrome_trace", "spans_from_profiler", "write_chrome_trace"]
+__all__ = ["KINDS", "spans_from_profiler", "write_chrome_trace"]
 
 KINDS = ("forward", "backward", "optimizer", "compute", "communication", "idle")
 """The kinds of a `Span`, as in `playbook_utils.events`."""
@@ -27,58 +26,23 @@ def write_chrome_trace(spans: Iterable[Span], path: str | Path) -> Path:
     Format: "Trace Event Format", complete events ("ph": "X") in microseconds.
     """
     spans = list(spans)
-    events: list[dict[str, Any]] = []
     lanes = sorted({span.lane for span in spans}, key=lambda lane: (lane != "compute", lane))
+    events: list[dict[str, Any]] = []
     for rank in sorted({span.rank for span in spans}):
-        events.append(_name_event("process_name", rank, 0, f"rank {rank}"))
-        events += [_name_event("thread_name", rank, i, lane) for i, lane in enumerate(lanes)]
+        for tid, lane in enumerate(lanes):
+            named = {"process_name": f"rank {rank}", "thread_name": lane}
+            events += [
+                {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
+                for what, name in named.items()
+            ]
     for span in spans:
-        events.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": span.kind,
-                "pid": span.rank,
-                "tid": lanes.index(span.lane),
-                "ts": span.start_s * 1e6,
-                "dur": span.duration_s * 1e6,
-            }
-        )
+        place = {"pid": span.rank, "tid": lanes.index(span.lane)}
+        times = {"ts": span.start_s * 1e6, "dur": span.duration_s * 1e6}
+        events.append({"ph": "X", "name": span.name, "cat": span.kind, **place, **times})
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=0))
     return path
-
-
-def read_chrome_trace(path: str | Path) -> tuple[Span, ...]:
-    """The spans of a file that `write_chrome_trace` wrote, in its order.
-
-    Raises:
-        ValueError: not such a file.
-    """
-    try:
-        events = json.loads(Path(path).read_text())["traceEvents"]
-        lanes = {
-            (event["pid"], event["tid"]): event["args"]["name"]
-            for event in events
-            if event["ph"] == "M" and event["name"] == "thread_name"
-        }
-        return tuple(
-            Span(
-                rank=int(event["pid"]),
-                name=event["name"],
-                kind=event["cat"],
-                start_s=event["ts"] / 1e6,
-                end_s=(event["ts"] + event["dur"]) / 1e6,
-                lane=lanes[event["pid"], event["tid"]],
-            )
-            for event in events
-            if event["ph"] == "X"
-        )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a trace of write_chrome_trace ({type(error).__name__}: {error})"
-        ) from error
 
 
 def spans_from_profiler(prof: Any, rank: int, *, operators: bool = False) -> tuple[Span, ...]:
@@ -132,7 +96,3 @@ def _ancestors(event: Any) -> Iterator[Any]:
     """The events inside which this one ran, from the innermost."""
     while (event := event.cpu_parent) is not None:
         yield event
-
-
-def _name_event(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ import torch.distributed as dist
 from playbook_utils.events import CollectiveEvent
 from playbook_utils.measure import private
 from playbook_utils.measure.operators import OperatorWatch
-from playbook_utils.measure.private import tree_leaves
 from playbook_utils.predict.communication import OPS, wire_bytes
 
 __all__ = ["CommunicationLog", "record_communication"]
@@ -85,55 +84,52 @@ def record_communication() -> Iterator[CommunicationLog]:
         yield log
 
 
-class _Call(NamedTuple):
-    """How to read one dispatcher operator."""
-
-    op: str
-    message: str
-    """The argument whose tensors are the message; "" where there is none."""
-    per_rank: bool = False
-    """Whether that argument holds one rank's part, so that the message is N times as long."""
-
-
-_CALLS: dict[str, _Call] = {
-    "c10d::_allgather_base_": _Call("all_gather", "output_tensor"),
-    "c10d::_reduce_scatter_base_": _Call("reduce_scatter", "input_tensor"),
-    "c10d::allgather_": _Call("all_gather", "output_tensors"),
-    "c10d::allgather_coalesced_": _Call("all_gather", "output_lists"),
-    "c10d::allgather_into_tensor_coalesced_": _Call("all_gather", "outputs"),
-    "c10d::allreduce_": _Call("all_reduce", "tensors"),
-    "c10d::allreduce_coalesced_": _Call("all_reduce", "tensors"),
-    "c10d::alltoall_": _Call("all_to_all", "input_tensors"),
-    "c10d::alltoall_base_": _Call("all_to_all", "input"),
-    "c10d::barrier": _Call("barrier", ""),
-    "c10d::broadcast_": _Call("broadcast", "tensors"),
-    "c10d::gather_": _Call("gather", "input_tensors", per_rank=True),
-    "c10d::monitored_barrier_": _Call("barrier", ""),
-    "c10d::recv_": _Call("recv", "tensors"),
-    "c10d::recv_any_source_": _Call("recv", "tensors"),
-    "c10d::reduce_": _Call("reduce", "tensors"),
-    "c10d::reduce_scatter_": _Call("reduce_scatter", "input_tensors"),
-    "c10d::reduce_scatter_tensor_coalesced_": _Call("reduce_scatter", "inputs"),
-    "c10d::scatter_": _Call("scatter", "output_tensors", per_rank=True),
-    "c10d::send": _Call("send", "tensors"),
-    "_c10d_functional::all_gather_into_tensor": _Call("all_gather", "input", per_rank=True),
-    "_c10d_functional::all_gather_into_tensor_coalesced": _Call(
-        "all_gather", "inputs", per_rank=True
-    ),
-    "_c10d_functional::all_gather_into_tensor_out": _Call("all_gather", "input", per_rank=True),
-    "_c10d_functional::all_reduce": _Call("all_reduce", "input"),
-    "_c10d_functional::all_reduce_": _Call("all_reduce", "input"),
-    "_c10d_functional::all_reduce_coalesced": _Call("all_reduce", "inputs"),
-    "_c10d_functional::all_reduce_coalesced_": _Call("all_reduce", "inputs"),
-    "_c10d_functional::all_to_all_single": _Call("all_to_all", "input"),
-    "_c10d_functional::broadcast": _Call("broadcast", "input"),
-    "_c10d_functional::broadcast_": _Call("broadcast", "input"),
-    "_c10d_functional::irecv": _Call("recv", "tensor"),
-    "_c10d_functional::isend": _Call("send", "tensor"),
-    "_c10d_functional::reduce_scatter_tensor": _Call("reduce_scatter", "input"),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": _Call("reduce_scatter", "inputs"),
-    "_c10d_functional::reduce_scatter_tensor_out": _Call("reduce_scatter", "input"),
-    "_dtensor::shard_dim_alltoall": _Call("all_to_all", "input"),
+_CALLS: dict[str, tuple[str, str]] = {
+    # operator: (op, the argument whose tensors are the message; "" where there is none)
+    "c10d::_allgather_base_": ("all_gather", "output_tensor"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "c10d::allgather_": ("all_gather", "output_tensors"),
+    "c10d::allgather_coalesced_": ("all_gather", "output_lists"),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "c10d::allreduce_": ("all_reduce", "tensors"),
+    "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
+    "c10d::alltoall_": ("all_to_all", "input_tensors"),
+    "c10d::alltoall_base_": ("all_to_all", "input"),
+    "c10d::barrier": ("barrier", ""),
+    "c10d::broadcast_": ("broadcast", "tensors"),
+    "c10d::gather_": ("gather", "input_tensors"),
+    "c10d::monitored_barrier_": ("barrier", ""),
+    "c10d::recv_": ("recv", "tensors"),
+    "c10d::recv_any_source_": ("recv", "tensors"),
+    "c10d::reduce_": ("reduce", "tensors"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "c10d::scatter_": ("scatter", "output_tensors"),
+    "c10d::send": ("send", "tensors"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input"),
+    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", "inputs"),
+    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "input"),
+    "_c10d_functional::all_reduce": ("all_reduce", "input"),
+    "_c10d_functional::all_reduce_": ("all_reduce", "input"),
+    "_c10d_functional::all_reduce_coalesced": ("all_reduce", "inputs"),
+    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", "inputs"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
+    "_c10d_functional::broadcast": ("broadcast", "input"),
+    "_c10d_functional::broadcast_": ("broadcast", "input"),
+    "_c10d_functional::irecv": ("recv", "tensor"),
+    "_c10d_functional::isend": ("send", "tensor"),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs"),
+    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input"),
+    "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
+}
+# Their argument holds one rank's part, so that the message is N times as long.
+_PER_RANK = {
+    "c10d::gather_",
+    "c10d::scatter_",
+    "_c10d_functional::all_gather_into_tensor",
+    "_c10d_functional::all_gather_into_tensor_coalesced",
+    "_c10d_functional::all_gather_into_tensor_out",
 }
 
 
@@ -148,43 +144,35 @@ class _Recorder(OperatorWatch):
         """Add an event, or several for a batch."""
         name = op._schema.name
         if name in _CALLS:
-            self._add(_CALLS[name], passed)
+            self._add(*_CALLS[name], passed, per_rank=name in _PER_RANK)
         elif name == "_c10d_functional::batch_p2p_ops":
             for kind, peer, tensor in zip(
                 passed["op_list"], passed["peer_list"], passed["tensors"], strict=True
             ):
                 one = {"tensor": tensor, "dst": peer, "group_name": passed["group_name"]}
-                self._add(_Call("send" if kind == "isend" else "recv", "tensor"), one)
+                self._add("send" if kind == "isend" else "recv", "tensor", one)
 
-    def _add(self, call: _Call, passed: dict[str, Any]) -> None:
+    def _add(self, op: str, message: str, passed: dict[str, Any], per_rank: bool = False) -> None:
         group = _group(passed)
         ranks = tuple(dist.get_process_group_ranks(group))
         me = dist.get_rank()
-        tensors = [
-            leaf for leaf in tree_leaves(passed.get(call.message)) if isinstance(leaf, torch.Tensor)
-        ]
-        times = len(ranks) if call.per_rank else 1
+        leaves = private.tree_leaves(passed.get(message))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        times = len(ranks) if per_rank else 1
         payload = times * sum(t.numel() * t.element_size() for t in tensors)
-        if call.op in ("send", "recv"):
+        if op in ("send", "recv"):
             peer = passed.get("dst", passed.get("src"))
             ranks = (me,) if peer is None else (me, ranks[peer])
-            wire = wire_bytes(call.op, payload, world_size=2)
-        elif call.op == "all_to_all":
+            wire = wire_bytes(op, payload, world_size=2)
+        elif op == "all_to_all":
             wire = payload - _own_part_bytes(passed, tensors, ranks.index(me), len(ranks))
         else:
-            wire = wire_bytes(call.op, payload, len(ranks))
-        event = CollectiveEvent(
-            rank=me,
-            index=len(self.log._events),
-            op=call.op,
-            group=ranks,
-            dtype="+".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors})),
-            shape=_shape(tensors, times),
-            payload_bytes=payload,
-            wire_bytes=wire,
-            label=self.log._label,
+            wire = wire_bytes(op, payload, len(ranks))
+        dtype = "+".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
+        shape, index = _shape(tensors, times), len(self.log._events)
+        self.log._events.append(
+            CollectiveEvent(me, index, op, ranks, dtype, shape, payload, wire, self.log._label)
         )
-        self.log._events.append(event)
 
 
 def _group(passed: dict[str, Any]) -> dist.ProcessGroup:

@@ -70,13 +70,15 @@ def step_cost(module: nn.Module, *inputs: Any) -> StepCost:
 def count_flops(fn: Callable[[], Any]) -> tuple[Any, int]:
     """(result of `fn()`, FLOPs of its matrix multiplications and attention)."""
     # Not at the top: it takes half a second of every process that imports this wing.
-    from torch.utils.flop_counter import FlopCounterMode
+    from torch.utils import flop_counter
 
+    sdpa: Any = flop_counter.sdpa_flop_count
+    backward: Any = flop_counter.sdpa_backward_flop_count
     mapping = {
-        private.cpu_flash: _cpu_flash,
-        private.cpu_flash_backward: _cpu_flash_backward,
+        private.cpu_flash: lambda q, k, v, *_, **__: sdpa(q, k, v),
+        private.cpu_flash_backward: lambda grad, q, k, v, *_, **__: backward(grad, q, k, v),
     }
-    with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as counter:
         result = fn()
     return result, counter.get_total_flops()
 
@@ -112,15 +114,3 @@ def _clear(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     for value in inputs:
         if isinstance(value, Tensor):
             value.grad = None
-
-
-def _cpu_flash(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_flop_count
-
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
-
-
-def _cpu_flash_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    from torch.utils.flop_counter import sdpa_backward_flop_count
-
-    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call]

@@ -82,41 +82,30 @@ class MemoryLog:
     @contextmanager
     def step(self) -> Iterator[None]:
         """One training step; the steps are counted from 0."""
-        self._require_tracker()
-        self._sample("start")
+        tracker = self._open_tracker()
+        self._add(tracker.held(), "start")
         yield
-        self._sample("end")
+        self._add(tracker.held(), "end")
         self._step += 1
 
     @contextmanager
     def moment(self, name: str) -> Iterator[None]:
         """Name a part of the step. What is made in one of another name than "forward", and not
         in a backward, counts as "other" rather than as activations."""
-        self._require_tracker()
-        outer = self._moment
-        self._enter_moment(name)
+        tracker, outer = self._open_tracker(), self._moment
+        self._moment, tracker.in_forward = name, name in ("", "forward")
         try:
             yield
         finally:
-            self._enter_moment(outer)
+            self._moment, tracker.in_forward = outer, outer in ("", "forward")
 
-    def _enter_moment(self, name: str) -> None:
-        self._moment = name
-        if self._tracker is not None:
-            self._tracker.in_forward = name in ("", "forward")
-
-    def _require_tracker(self) -> None:
+    def _open_tracker(self) -> Any:
         if self._tracker is None:
             raise RuntimeError("this memory log is closed: use it inside its track_memory block")
-
-    def _sample(self, moment: str) -> None:
-        self._add(self._tracker.held(), moment)
+        return self._tracker
 
     def _add(self, held: dict[str, int], moment: str) -> None:
-        self._samples.append(MemorySample(self._step, moment, **held, rank=self.rank))
-
-    def _changed(self, held: dict[str, int], phase: str) -> None:
-        sample = MemorySample(self._step, self._moment or phase, **held, rank=self.rank)
+        sample = MemorySample(self._step, moment, **held, rank=self.rank)
         if not self._samples or self._samples[-1] != sample:
             self._samples.append(sample)
 
@@ -155,7 +144,10 @@ def track_memory(
 
     memory = MemoryLog(rank)
     masters = _master_copies(model, optimizer)
-    memory._tracker = make_tracker(model, optimizer, device, memory._changed, masters)
+    memory._tracker = make_tracker(
+        model, optimizer, device, masters,
+        on_change=lambda held, phase: memory._add(held, memory._moment or phase),
+    )  # fmt: skip
     try:
         with memory._tracker, _allocator_watched(memory, device, snapshot_path):
             yield memory
@@ -163,14 +155,7 @@ def track_memory(
         memory._tracker = None
 
 
-def state_bytes(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    rank: int = 0,
-    step: int = 0,
-    moment: str = "end",
-) -> MemorySample:
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> MemorySample:
     """Exact bytes of what `model` and `optimizer` hold at this moment on this rank.
 
     Tied parameters count once and a DTensor counts as this rank's shard. Optimizer states are
@@ -187,14 +172,13 @@ def state_bytes(
     states = [] if optimizer is None else private.tree_leaves(list(optimizer.state.values()))
     seen: set[tuple[int, int, int]] = set()
     return MemorySample(
-        step=step,
-        moment=moment,
+        step=0,
+        moment="end",
         params_bytes=_distinct_bytes(params, seen),
         grads_bytes=_distinct_bytes((p.grad for p in [*params, *masters]), seen),
         optimizer_states_bytes=_distinct_bytes([*masters, *states], seen),
         activations_bytes=0,
         other_bytes=_distinct_bytes(model.buffers(), seen),
-        rank=rank,
     )
 
 

@@ -19,7 +19,7 @@ The count is of what an operator must move if it were one kernel with nothing in
 Backward, optimizers and what a checkpoint computes again run as operators and are counted so.
 A DTensor counts as this rank's part. `numbers` are the elements of the largest argument or result,
 a list of tensors taken together. Left out: what happens inside an operator (a fused one shows its
-inputs and outputs), Triton kernels (`measure.programs`), sparse, fake and meta tensors.
+inputs and outputs), Triton kernels (`kernels.triton.programs`), sparse, fake and meta tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The private names of PyTorch and Triton that this wing uses, all of them, found when asked for.
+"""The private names of PyTorch that this wing uses, all of them, found when asked for.
 
     from playbook_utils.measure.private import tree_leaves, storage_id
 
@@ -21,25 +21,14 @@ NAMES = {
     "storage_cdata": "torch:UntypedStorage._cdata",
     # What is imported from here.
     "FSDPMemTracker": "torch.distributed._tools.fsdp2_mem_tracker:FSDPMemTracker",
-    "GPUTarget": "triton.backends.compiler:GPUTarget",
-    "GraphLowering": "torch._inductor.graph:GraphLowering",
     "MemTracker": "torch.distributed._tools.mem_tracker:MemTracker",
-    "TensorHandle": "triton.runtime.interpreter:TensorHandle",
     "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "cpu_flash": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "cpu_flash_backward": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
-    "current_graph_task_id": "torch._C:_current_graph_task_id",
     "dump_snapshot": "torch.cuda.memory:_dump_snapshot",
-    "dynamo_reset": "torch._dynamo:reset",
-    "execution_engine": "torch.autograd:Variable._execution_engine",
-    "get_np_dtype": "triton.runtime.interpreter:_get_np_dtype",
-    "inductor_config": "torch._inductor:config",
-    "interpreter_builder": "triton.runtime.interpreter:interpreter_builder",
     "record_memory_history": "torch.cuda.memory:_record_memory_history",
     "resolve_process_group": "torch._C._distributed_c10d:_resolve_process_group",
-    "run_and_get_code": "torch._inductor.utils:run_and_get_code",
     "tree_leaves": "torch.utils._pytree:tree_leaves",
-    "triton_driver": "triton.runtime:driver",
 }
 """Where each name is found: "module:attribute"."""
 
@@ -53,11 +42,8 @@ def __getattr__(name: str) -> Any:
         for attribute in attributes.split("."):
             found = getattr(found, attribute)
     except (ImportError, AttributeError) as error:
-        library = module.partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and error.name == library:
-            raise  # not installed
         raise ImportError(
-            f"{NAMES[name]} is not in this version of {library}: install the one that "
+            f"{NAMES[name]} is not in this version of torch: install the one that "
             f"pyproject.toml asks for, or mend {__name__}"
         ) from error
     return found

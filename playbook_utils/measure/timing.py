@@ -32,10 +32,7 @@ class Timing:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """The first and the third quartile: half of the samples lie between them.
-
-        Linear between neighbouring samples, as `numpy.percentile` does it.
-        """
+        """First and third, as `numpy.percentile`: half of the samples lie between them."""
         if len(self.samples_s) == 1:
             return self.samples_s[0], self.samples_s[0]
         first, _, third = statistics.quantiles(self.samples_s, n=4, method="inclusive")
@@ -45,11 +42,6 @@ class Timing:
     def min_s(self) -> float:
         """The fastest sample: the least disturbed one."""
         return min(self.samples_s)
-
-    @property
-    def max_s(self) -> float:
-        """The slowest sample."""
-        return max(self.samples_s)
 
 
 def measure_time(
@@ -82,19 +74,20 @@ def measure_time(
     """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}: expected a function to call; wrap it: lambda: ...")
-    _check_count("warmup", warmup, minimum=0)
-    _check_count("repeats", repeats, minimum=1)
-    cuda = None if device is None else torch.device(device)
-    if cuda is not None and cuda.type != "cuda":
-        cuda = None
-    if cuda is not None and synchronize is not None:
-        raise ValueError(f"device is {cuda}, which events time: expected no `synchronize`")
+    for name, count, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
+        if type(count) is not int:
+            raise TypeError(f"{name} is {count!r} ({type(count).__name__}): expected an int")
+        if count < least:
+            raise ValueError(f"{name} is {count}: expected at least {least}")
+    on_cuda = device is not None and torch.device(device).type == "cuda"
+    if on_cuda and synchronize is not None:
+        raise ValueError(f"device is {device}, which events time: expected no `synchronize`")
     wait = _wait_for_cuda if synchronize is None else synchronize
     samples_s = []
     for i in range(warmup + repeats):
         if setup is not None:
             setup()
-        sample_s = _host_seconds(fn, clock, wait) if cuda is None else _cuda_seconds(fn, cuda)
+        sample_s = _cuda_seconds(fn, device) if on_cuda else _host_seconds(fn, clock, wait)
         if i >= warmup:
             samples_s.append(sample_s)
     return Timing(tuple(samples_s))
@@ -110,7 +103,7 @@ def _host_seconds(
     return clock() - start_s
 
 
-def _cuda_seconds(fn: Callable[[], Any], device: torch.device) -> float:
+def _cuda_seconds(fn: Callable[[], Any], device: torch.device | str | None) -> float:
     with torch.cuda.device(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -124,10 +117,3 @@ def _cuda_seconds(fn: Callable[[], Any], device: torch.device) -> float:
 def _wait_for_cuda() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-
-
-def _check_count(name: str, value: object, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}): expected an int")
-    if value < minimum:
-        raise ValueError(f"{name} is {value}: expected at least {minimum}")

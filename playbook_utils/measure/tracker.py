@@ -1,6 +1,6 @@
 """Torch's memory trackers, made to keep a timeline and to run over any number of steps.
 
-`make_tracker(model, optimizer, on_change)` gives a dispatch mode that sees every operator and
+`make_tracker` gives a dispatch mode that sees every operator and
 calls `on_change(bytes by category)` after each that changed what is held. The book-keeping
 (which storage is alive, and what it is) is torch's `MemTracker`, or `FSDPMemTracker` for a model
 under `fully_shard`. What is different here:
@@ -11,8 +11,8 @@ under `fully_shard`. What is different here:
 - What is made outside forward, such as a buffer to communicate gradients, is "other", not an
   activation.
 
-Left out: the public face of it (`measure.memory`). Importing
-this module imports DTensor, and using it torch._dynamo: a second each in a fresh process.
+Left out: the public face of it (`measure.memory`). Importing this module imports DTensor, and using
+it torch._dynamo: a second each in a fresh process.
 """
 
 from __future__ import annotations
@@ -28,26 +28,17 @@ from torch.distributed.fsdp import FSDPModule
 
 from playbook_utils.measure.private import FSDPMemTracker, MemTracker, tree_leaves
 
-__all__ = ["CATEGORIES", "make_tracker"]
+__all__ = ["make_tracker"]
 
-CATEGORIES: dict[str, str] = {
-    # name of torch's _MemRefType or _FSDPRefType: field of MemorySample
-    "PARAM": "params_bytes",
-    "SHARDED_PARAM": "params_bytes",
-    "UNSHARDED_PARAM": "params_bytes",
-    "GRAD": "grads_bytes",
-    "SHARDED_GRAD": "grads_bytes",
-    "UNSHARDED_GRAD": "grads_bytes",
-    "OPT": "optimizer_states_bytes",
-    "ACT": "activations_bytes",
-    "BUFFER": "other_bytes",
-    "TEMP": "other_bytes",
-    "OTH": "other_bytes",
-    "INP": "other_bytes",
-    "ALL_GATHER": "other_bytes",
-    "REDUCE_SCATTER": "other_bytes",
+# Fields of MemorySample, and the names in torch's _MemRefType and _FSDPRefType that belong there.
+_KINDS = {
+    "params_bytes": ("PARAM", "SHARDED_PARAM", "UNSHARDED_PARAM"),
+    "grads_bytes": ("GRAD", "SHARDED_GRAD", "UNSHARDED_GRAD"),
+    "optimizer_states_bytes": ("OPT",),
+    "activations_bytes": ("ACT",),
+    "other_bytes": ("BUFFER", "TEMP", "OTH", "INP", "ALL_GATHER", "REDUCE_SCATTER"),
 }
-"""How torch's kinds of memory map to the categories of a `MemorySample`."""
+_FIELDS = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
 
 Held = dict[str, int]
 """Bytes by field of MemorySample."""
@@ -71,12 +62,12 @@ class _Timeline:
 
     def held(self) -> Held:
         """Bytes held now on the tracked device."""
-        held = dict.fromkeys(CATEGORIES.values(), 0)
+        held = dict.fromkeys(_KINDS, 0)
         for device, by_kind in self._curr_mem_snap.items():  # type: ignore[attr-defined]
             if device.type == self.device.type:
                 for kind, size_bytes in by_kind.items():
                     if kind != "Total":
-                        held[CATEGORIES[kind.name]] += size_bytes
+                        held[_FIELDS[kind.name]] += size_bytes
         return held
 
     def _track(self, reftype: Any, tensor: torch.Tensor) -> None:
@@ -132,8 +123,7 @@ class _ModelTracker(_Timeline, MemTracker):  # type: ignore[misc]
     def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
         pass
 
-    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
-        pass
+    _post_bw_hook = _pre_bw_hook
 
 
 class _ShardedTracker(_Timeline, FSDPMemTracker):  # type: ignore[misc]
@@ -154,10 +144,10 @@ def make_tracker(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
     device: torch.device,
+    masters: Sequence[torch.Tensor],
     on_change: Callable[[Held, str], None],
-    masters: Sequence[torch.Tensor] = (),
 ) -> Any:
-    """A tracker of `model`; enter it as a context. `on_change(held, phase)`."""
+    """A tracker of `model`, to be entered as a context; `on_change(held, phase)`."""
     tracker: Any
     if isinstance(model, FSDPModule):
         tracker = _ShardedTracker(model, optimizer)
@@ -165,7 +155,6 @@ def make_tracker(
         tracker = _ModelTracker()
         tracker.track_external(model, optimizer)
     tracker.device, tracker.optimizer = device, optimizer
-    tracker.on_change = on_change
-    tracker.masters = masters
+    tracker.on_change, tracker.masters = on_change, masters
     tracker.mark_masters()
     return tracker

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="made for Linux")
 
 from kernels.triton import private
+from kernels.triton.programs import ProgramLog, _watched
 
 
 @pytest.mark.parametrize("name", private.NAMES)
@@ -21,3 +22,8 @@ def test_one_that_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             private.JITFunction  # noqa: B018
     with pytest.raises(AttributeError, match="Unknown"):
         private.Unknown  # noqa: B018
+
+
+def test_methods_of_the_interpreter_that_are_watched() -> None:
+    for name in _watched(private.interpreter_builder, ProgramLog({})):
+        assert callable(getattr(private.interpreter_builder, name)), name

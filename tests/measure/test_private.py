@@ -1,22 +1,16 @@
-"""Private names of PyTorch and Triton: each is asked for, so that one that moved is named."""
+"""Private names of PyTorch: each is asked for, so that one that moved is named."""
 
 from __future__ import annotations
-
-import importlib.util
-import sys
 
 import pytest
 import torch
 
 from playbook_utils.measure import private
-from playbook_utils.measure.programs import ProgramLog, _watched
 from playbook_utils.measure.tracker import _ModelTracker, _ShardedTracker
 
 
 @pytest.mark.parametrize("name", private.NAMES)
 def test_it_is_there(name: str) -> None:
-    if private.NAMES[name].startswith("triton") and importlib.util.find_spec("triton") is None:
-        pytest.skip("made for Linux")
     assert getattr(private, name) is not None
 
 
@@ -27,15 +21,6 @@ def test_one_that_moved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             private.tree_leaves  # noqa: B018
     with pytest.raises(AttributeError, match="unknown"):
         private.unknown  # noqa: B018
-
-
-def test_a_library_that_is_not_installed_is_a_missing_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setitem(private.NAMES, "triton_driver", "triton:driver")
-    with pytest.raises(ModuleNotFoundError, match="triton"):
-        private.triton_driver  # noqa: B018
 
 
 @pytest.mark.parametrize(
@@ -69,13 +54,6 @@ def test_attributes_of_torchs_memory_tracker() -> None:
 def test_arguments_of_a_schema() -> None:
     *_, out = private.schema
     assert (out.name, out.is_out, out.alias_info.is_write) == ("out", True, True)
-
-
-def test_methods_of_tritons_interpreter_that_are_watched() -> None:
-    pytest.importorskip("triton", reason="made for Linux")
-    builder = private.interpreter_builder
-    for name in _watched(builder, ProgramLog({})):
-        assert callable(getattr(builder, name)), name
 
 
 def test_views_lie_in_one_storage() -> None:

@@ -34,7 +34,7 @@ def test_warmup_is_not_counted_and_each_repeat_is_on_its_own() -> None:
     fn = clock.taking([100, 50, 2, 9, 1, 3], "fn")
     timing = measure_time(fn, warmup=2, repeats=4, clock=clock)
     assert timing.samples_s == (2, 9, 1, 3)
-    assert (timing.median_s, timing.min_s, timing.max_s) == (2.5, 1, 9)
+    assert (timing.median_s, timing.min_s) == (2.5, 1)
 
 
 def test_setup_runs_before_each_call_and_is_not_timed() -> None:

@@ -22,6 +22,8 @@ if not INTERPRETED:
 import triton
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable)
+from kernels.generated import triton_code
+from kernels.triton.programs import watch_programs
 from notebooks.fused_kernels_and_triton import (
     book_elu,
     interpret,
@@ -31,7 +33,6 @@ from notebooks.fused_kernels_and_triton import (
     plain_elu_kernel,
     softmax_steps,
 )
-from playbook_utils.measure import triton_code, watch_programs
 
 # PyTorch's compiler warns about itself.
 compiles = pytest.mark.filterwarnings("default")

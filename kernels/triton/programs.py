@@ -12,7 +12,7 @@ between its rows counts as outside. A masked lane that is loaded without `other`
 integer: the largest), where the interpreter alone would give 0 and a GPU gives anything.
 
 Two programs that touch one element, one of them with a write, raise RaceError, unless both are
-atomic or something orders them (`measure.program_races`): `y = load; store(y + part)` by several
+atomic or something orders them (`program_races`): `y = load; store(y + part)` by several
 programs is right here, where they run one after the other, and nonsense on a GPU. Arithmetic on
 bfloat16, which the interpreter cannot do, raises TypeError (`kernels.triton.interpreter`).
 
@@ -23,7 +23,6 @@ one tensor and lands in another that is named too: it is counted there.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +34,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from playbook_utils.measure import private
-from playbook_utils.measure.program_races import ProgramOrder
+from kernels.triton import private
+from kernels.triton.interpreter import kernel_line
+from kernels.triton.program_races import ProgramOrder
 
 __all__ = ["ProgramLog", "TensorTraffic", "watch_programs"]
 
@@ -145,15 +145,10 @@ def watch_programs(**tensors: Tensor) -> Iterator[ProgramLog]:
 
     Raises:
         ValueError: no tensors, an empty one, one that is not on the CPU.
-        ModuleNotFoundError: Triton is not installed.
         RuntimeError: Triton compiles here (TRITON_INTERPRET is not 1).
         IndexError, RaceError, TypeError: from within a kernel, which Triton wraps in its own
             InterpreterError: see `__cause__`.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise ModuleNotFoundError(
-            "Triton is not installed here (it is made for Linux): nothing to watch", name="triton"
-        )
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(
             "TRITON_INTERPRET is not 1: kernels are compiled, and only the interpreter can be "
@@ -161,8 +156,6 @@ def watch_programs(**tensors: Tensor) -> Iterator[ProgramLog]:
         )
     if not tensors:
         raise ValueError("no tensors named: expected all that the kernels use, as x=x, y=y")
-    from kernels.triton.interpreter import kernel_line
-
     log = ProgramLog({name: _traffic(name, tensor) for name, tensor in tensors.items()})
     sizes = {name: tensor.order.size for name, tensor in log.tensors.items()}
     log._order = ProgramOrder(sizes, kernel_line)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from playbook_utils.measure import cpp_code, triton_code
+from kernels.generated import cpp_code, triton_code
 
 pytest.importorskip("triton", reason="made for Linux")
 # PyTorch's compiler warns about itself: deprecated calls, forks of a threaded process.
@@ -19,6 +19,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < 0, x.exp() - 1, x)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_chain_is_one_kernel() -> None:
     code = triton_code(chain, torch.randn(7, 11))
     (kernel,) = code.kernels

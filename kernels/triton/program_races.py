@@ -2,7 +2,7 @@
 
 The interpreter runs programs one after the other, a GPU runs them at the same time. So two of them
 that touch one element, one of the two with a write, race unless both do it atomically or something
-orders them. `measure.programs` tells each access to `ProgramOrder`, which knows two orders: a
+orders them. `programs` tells each access to `ProgramOrder`, which knows two orders: a
 launch ends before the next begins, and atomics on a single word. What a program did before its
 atomic on a word (a lock, a counter, a flag) comes before what another does after a later atomic on
 that word, unless `sem` is relaxed: one has to release, the other to acquire.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from playbook_utils.errors import RaceError
+from kernels.errors import RaceError
 
 __all__ = ["ProgramOrder"]
 

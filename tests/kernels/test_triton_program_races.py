@@ -16,8 +16,8 @@ if not INTERPRETED:
 import triton
 import triton.language as tl
 
-from playbook_utils.errors import RaceError
-from playbook_utils.measure import watch_programs
+from kernels.errors import RaceError
+from kernels.triton.programs import watch_programs
 
 
 def race(kernel: Any, grid: tuple[int, ...], *args: Any, **tensors: torch.Tensor) -> str:
@@ -50,7 +50,7 @@ def test_a_plain_sum_into_one_word() -> None:
     x, y = torch.ones(16), torch.zeros(1)
     message = race(plain_sum_kernel, (4,), x=x, y=y)
     assert message.startswith(
-        "race at y[0]: program (0, 0, 0), store at test_program_races.py, line "
+        "race at y[0]: program (0, 0, 0), store at test_triton_program_races.py, line "
     )
     assert '"tl.store(y_ptr, y + part)"; program (1, 0, 0), load at ' in message
     assert '"y = tl.load(y_ptr)". Nothing orders the two' in message

@@ -23,9 +23,11 @@ from unittest import mock
 
 import torch
 
-from playbook_utils.measure import private
-
 __all__ = ["GeneratedCode", "GeneratedKernel", "cpp_code", "triton_code"]
+
+# PyTorch's cache does not know for which instruction set its C++ was written, and gives what does
+# not compile under ATEN_CPU_CAPABILITY=default.
+_FRESH: dict[str, Any] = {"fx_graph_cache": False}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class _NoGpu:
     """Says that an H100 is there, to a code generator that asks no more than that."""
 
     def get_current_target(self) -> Any:
-        return private.GPUTarget("cuda", 90, 32)
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -78,30 +82,32 @@ def triton_code(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Ge
     """The Triton code for `fn(*args)` (CPU tensors); `dynamic`: for any size.
 
     Raises:
-        RuntimeError: nothing was written: no tensors among `args`, or no Triton here.
+        ModuleNotFoundError: Triton is not installed.
+        RuntimeError: nothing was written: no tensors among `args`.
     """
-    written: list[str] = []
+    from torch._inductor.graph import GraphLowering
+    from triton.runtime import driver
 
-    def take(code: str) -> None:
-        written.append(code)
+    texts: list[str] = []
+
+    def take(text: str) -> None:
+        texts.append(text)
         raise _Written
 
-    private.dynamo_reset()
-    options = {"cpu_backend": "triton", "fx_graph_cache": False}
-    stop = mock.patch.object(private.GraphLowering, "save_output_code", staticmethod(take))
-    here = mock.patch.object(private.triton_driver, "_active", _NoGpu())
+    compiled = torch.compile(fn, dynamic=dynamic, options=_FRESH | {"cpu_backend": "triton"})
+    stop = mock.patch.object(GraphLowering, "save_output_code", staticmethod(take))
+    here = mock.patch.object(driver, "_active", _NoGpu())
+    torch.compiler.reset()
     quiet = warnings.catch_warnings()  # "generated kernels will not be executable": they need not
-    with torch.no_grad(), private.inductor_config.patch(options), stop, here, quiet:
+    with torch.no_grad(), stop, here, quiet:
         warnings.simplefilter("ignore", UserWarning)
         try:
-            torch.compile(fn, dynamic=dynamic)(*args)
+            compiled(*args)
         except Exception:
-            if not written:
+            if not texts:
                 raise
-    private.dynamo_reset()
-    if not written:
-        raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
-    text = written[0]
+    torch.compiler.reset()
+    text = _first(texts)
     found = re.findall(r"^@triton\.jit\n(def (\w+)\(.*?)^'''", text, flags=re.MULTILINE | re.DOTALL)
     return _code(text, [(name, body) for body, name in found])
 
@@ -109,25 +115,26 @@ def triton_code(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Ge
 def cpp_code(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], GeneratedCode]:
     """(`fn`, compiled for the sizes of `args` and run once; the C++ that was written for it).
 
-    PyTorch's cache of generated code is left out: it does not know for which instruction set its
-    C++ was written, and gives what does not compile under ATEN_CPU_CAPABILITY=default.
-
     Raises:
         RuntimeError: nothing was written.
         torch._inductor.exc.InductorError: no C++ compiler here.
     """
-    private.dynamo_reset()
-    compiled = torch.compile(fn, dynamic=False, options={"fx_graph_cache": False})
+    from torch._inductor.utils import run_and_get_code
+
+    compiled = torch.compile(fn, dynamic=False, options=_FRESH)
     with torch.no_grad():
-        _, texts = private.run_and_get_code(compiled, *args)
-    if not texts:
-        raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
-    text = texts[0]
+        text = _first(run_and_get_code(compiled, *args)[1])
     found = re.findall(
         r"^(\w+) = async_compile\.cpp_pybinding\(.*?(extern \"C\".*?)^'''", text,
         flags=re.MULTILINE | re.DOTALL,
     )  # fmt: skip
     return compiled, _code(text, found)
+
+
+def _first(texts: list[str]) -> str:
+    if not texts:
+        raise RuntimeError("the compiler wrote no code: does the function use its tensors?")
+    return texts[0]
 
 
 def _code(text: str, kernels: list[tuple[str, str]]) -> GeneratedCode:
