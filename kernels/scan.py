@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["Piece", "blank_comments", "items_of", "split_arguments"]
 
 _COMMENT = re.compile(
-    r"//(?:\\\n|[^\n])*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'",
+    r"//(?:\\\n|[^\n])*|/\*.*?\*/|R\"([^()\s\\]*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'",
     re.DOTALL,
 )
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:\\\n|[^\n])*", re.MULTILINE)
@@ -28,6 +28,7 @@ _EXTERN_C = re.compile(r"extern\s*\"[^\"]*\"\s*")
 _TYPE = re.compile(r"(?:typedef|using|namespace|struct|class|union|enum|static_assert)\b")
 _CONSTANT = re.compile(r"(?:(?:static|inline|constexpr|const)\s+)*(?:constexpr|const)\b")
 _DEVICE = re.compile(r"__(?:device|constant|shared|managed|global)__")
+_OPENING = re.compile(r"(\w+)\s*(?:<[^()]*>\s*)?\(")
 # What may have arguments between "__global__ void" and the kernel's name.
 _NOT_NAMES = {"__launch_bounds__", "__attribute__", "__cluster_dims__", "__maxnreg__", "alignas"}
 
@@ -206,7 +207,8 @@ def _without_template(text: str) -> tuple[str, str]:
 def _head(item: str) -> tuple[str, str, str]:
     """Of a function: its template's parameters, its name, its parameters."""
     template, plain = _without_template(_EXTERN_C.sub("", item.partition("{")[0]))
-    for opening in re.finditer(r"(\w+)\s*(?:<[^()]*>\s*)?\(", plain):
+    close = 0
+    while opening := _OPENING.search(plain, close):
         close = _closing(plain, opening.end() - 1, len(plain))
         if opening[1] not in _NOT_NAMES:
             return template, opening[1], plain[opening.end() : close]

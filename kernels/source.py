@@ -61,7 +61,8 @@ _DYNAMIC = re.compile(
     r"\b(?:extern\s+__shared__|__shared__\s+extern)\s+([\w\s:<>]+?)\s*\b(\w+)\s*\[\s*\]"
 )
 _INCLUDE = re.compile(r"\s*#\s*include\s*([\"<])([^\">]+)[\">]")
-_VARIABLE = re.compile(r"(\w+)\s*(?:\[|=|\{|;|,)")
+_VARIABLE = re.compile(r"((?:\w+::)*\w+)\s*(?:\[|=|\{|;|,)")
+_BODY = re.compile(r"\b(?:struct|class|union|enum)\b[^={]*\{.*\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -313,6 +314,8 @@ def _symbols(pieces: tuple[Piece, ...]) -> Iterator[str]:
             continue
         if "__shared__" in piece.text or "extern" in piece.text or "constexpr" in piece.text:
             continue
-        for part in split_arguments(without_attributes(piece.text)):
+        if piece.text.lstrip().startswith("template"):
+            continue
+        for part in split_arguments(_BODY.sub("", without_attributes(piece.text))):
             if found := _VARIABLE.search(part + ";"):
                 yield piece.scope + found[1]

@@ -230,6 +230,17 @@ extern "C" __global__ void uninitialised(float* c) {
     __syncthreads();
     c[threadIdx.x] = values[threadIdx.x];
 }
+extern "C" __global__ void four_at_once(const float4* x, float4* y) {
+    __shared__ float four[4], eight[2][4];
+    *reinterpret_cast<float4*>(four) = x[0];
+    *reinterpret_cast<float4*>(eight[1]) = *reinterpret_cast<float4*>(four);
+    y[0] = *reinterpret_cast<float4*>(eight[1]);
+}
+extern "C" __global__ void one_byte(float* y) {
+    __shared__ char one, two[3];
+    one = two[0] = 1;
+    y[0] = one + two[0];
+}
 """
 
 
@@ -250,6 +261,12 @@ def test_mathematical_functions() -> None:
     expected = [x.expm1(), x.rsqrt(), x * x + 1, x.exp(), x * 0 + 2, x, x.tanh(), x.erf(), x, 1 / x]
     expected += [x + torch.inf, x * 0 + 8 + 31 + 4 + 3]
     torch.testing.assert_close(c, torch.cat(expected).float())
+
+
+def test_shared_floats_are_moved_as_float4_whatever_other_kernels_have() -> None:
+    x, y = torch.randn(4), torch.zeros(4)
+    load(source=LANGUAGE).four_at_once[1, 1](x, y)
+    assert torch.equal(x, y)
 
 
 def test_device_and_constant_variables() -> None:

@@ -135,3 +135,54 @@ def test_the_last_synchronisation_does_not_undo_those_before() -> None:
 def test_neither_another_warp_s_nor_a_vote_s_order_counts(kernel: str) -> None:
     with pytest.raises(RaceError, match=r"race on values\["):
         getattr(load(source=WARPS), kernel)[1, 64](torch.zeros(64))
+
+
+GUESSES = """
+#include <cuda_fp16.h>
+// As the CUDA C++ Programming Guide makes an atomicAdd of doubles.
+__device__ double guide_add(double* address, double value) {
+    unsigned long long* word = (unsigned long long*)address;
+    unsigned long long old = *word, assumed;
+    do {
+        assumed = old;
+        old = atomicCAS(word, assumed, __double_as_longlong(value + __longlong_as_double(assumed)));
+    } while (assumed != old);
+    return __longlong_as_double(old);
+}
+__global__ void sums(double* sum) { guide_add(sum, threadIdx.x); }
+__global__ void checked_by_nobody(int* n) { if (*n < 3) atomicAdd(n, 1); }
+__global__ void checked_too_late(int* n) {
+    int old = *n;
+    __syncthreads();
+    atomicCAS(n, old, old + 1);
+}
+__global__ void waits(int* n) {
+    atomicAdd(n, 1);
+    while (*n < 64) __syncwarp(1u << threadIdx.x);
+}
+__global__ void pairs(__half2* sum) { atomicAdd(sum, __floats2half2_rn(1.0f, 2.0f)); }
+"""
+
+
+@pytest.mark.parametrize("races", ["raise", "list"])
+def test_a_load_that_an_atomic_cas_checks_does_not_race(races: str) -> None:
+    total = torch.zeros(1, dtype=torch.float64)
+    report = load(source=GUESSES, races=races).sums[3, 64](total)
+    assert not report.findings
+    assert float(total) == 3 * sum(range(64))
+
+
+@pytest.mark.parametrize("kernel", ["checked_by_nobody", "checked_too_late", "waits"])
+def test_a_load_that_no_atomic_cas_checks_races_with_atomics(kernel: str) -> None:
+    with pytest.raises(RaceError, match=r"race on n\[0\]"):
+        getattr(load(source=GUESSES), kernel)[2, 64](torch.zeros(1, dtype=torch.int32))
+    report = getattr(load(source=GUESSES, races="list"), "checked_by_nobody")[2, 64](
+        torch.zeros(1, dtype=torch.int32)
+    )
+    assert report.findings
+
+
+def test_atomics_on_pairs_of_halves_do_not_race() -> None:
+    total = torch.zeros(2, dtype=torch.float16)
+    load(source=GUESSES).pairs[2, 32](total)
+    assert total.tolist() == [64, 128]

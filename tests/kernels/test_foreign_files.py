@@ -439,3 +439,33 @@ def test_a_file_and_what_it_includes_are_cut_into_pieces(tmp_path: Path) -> None
         ("device", 14, "constexpr int twice"),
     ]
     assert "operator" not in source.included_text() and "inner" in source.included_text()
+
+
+def test_a_macro_in_launch_bounds_is_not_the_kernels_name() -> None:
+    source = read_source(
+        None,
+        "#define LEAST(a, b) ((a) < (b) ? (a) : (b))\n"
+        "template <int N> __launch_bounds__(N, LEAST(2 * sizeof(float), 8))\n"
+        "__global__ void first(float* x) { }\n"
+        "__global__ void __launch_bounds__(LEAST(256, 512)) second(float* x) { }\n",
+    )
+    assert [str(kernel) for kernel in source.kernels.values()] == [
+        "first(float* x)",
+        "second(float* x)",
+    ]
+
+
+def test_variables_are_those_that_are_declared() -> None:
+    source = read_source(
+        None,
+        'const char* text = R"-(__global__ void no(int* x) { )" )-";\n'
+        "struct Counter { __device__ static int calls; __device__ int next() { return 1; } };\n"
+        "__device__ int Counter::calls = 4;\n"
+        "__constant__ struct Pair { int a, b; } pair;\n"
+        "template <typename T> __device__ T one_of_many;\n"
+        "__device__ unsigned first = 1, second[2] = {1, 2};\n"
+        "namespace inner { __device__ float4 four; }\n"
+        "__global__ void kernel(int* x) { x[0] = first; }\n",
+    )
+    assert source.symbols == ("Counter::calls", "pair", "first", "second", "inner::four")
+    assert list(source.kernels) == ["kernel"]

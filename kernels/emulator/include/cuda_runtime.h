@@ -33,8 +33,9 @@
 // Not const: Python sets it. "used" keeps the compiler from taking its first value for its only one.
 #define __constant__ __attribute__((used))
 // thread_local makes a variable of a function static, and keeps a kernel's shared arrays together in
-// one block of memory: the module's thread-local storage.
-#define __shared__ thread_local
+// one block of memory: the module's thread-local storage. Aligned for float4, as a kernel's arrays mostly
+// are on a GPU: here those of all the file's kernels lie side by side.
+#define __shared__ __attribute__((aligned(16))) thread_local
 // All dynamic shared arrays are this one. The launch says how much of it is used.
 extern thread_local unsigned char emulator_dynamic_shared[];
 #define EMULATOR_DYNAMIC_BYTES (227 * 1024)

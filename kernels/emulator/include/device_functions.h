@@ -113,7 +113,8 @@ template <class T, class F>
 EMULATOR_UNCOUNTED T change(T* address, F operation) {
     emulator_atomic(address, sizeof(T), __builtin_return_address(0));
     T old = *address;
-    *address = operation(old);
+    T next = operation(old);
+    memcpy(static_cast<void*>(address), &next, sizeof(T));  // a pair's operator= would be counted
     return old;
 }
 }  // namespace emulator

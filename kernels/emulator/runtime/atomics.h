@@ -35,6 +35,8 @@ static inline T change(T* address, bool reads, uint64_t pc, F&& operation) {
     ATOMIC_OPERATION(T, atomicOr, old | value)                                      \
     ATOMIC_OPERATION(T, atomicXor, old ^ value)                                     \
     T atomicCAS(T* address, T compare, T value) {                                   \
+        if (state.launch->counting)                                                 \
+            check_guesses(reinterpret_cast<uint64_t>(address), sizeof(T));          \
         return change(address, true, RETURN_ADDRESS,                                \
                       [=](T old) { return old == compare ? value : old; });         \
     }

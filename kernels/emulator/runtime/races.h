@@ -5,7 +5,8 @@
 // knows. Atomic operations on one word do not race with each other, nor with volatile accesses; nor do
 // two volatile ones, unless they are to shared memory and of one warp: "warp-synchronous" code, which
 // was right before compute capability 7.0. A word's memory is of the last plain store and of two other
-// accesses, so that of many races on one word some are found, not all.
+// accesses, so that of many races on one word some are found, not all. A plain load that an atomicCAS of
+// the same thread checks at once is no race: so the guide makes an atomicAdd of doubles.
 #pragma once
 
 #include "orders.h"
@@ -42,10 +43,17 @@ struct Unwritten {
     bool certain;  // an atomic operation, which stores too
 };
 
+// A plain load of what others change by atomic operations, which an atomicCAS may still check.
+struct Guess {
+    Failure race;
+    uint64_t key;
+};
+
 static std::vector<Failure> findings;
 static std::unordered_map<uint64_t, size_t> finding_of;  // by the two instructions and the scope
 static std::vector<Unsettled> unsettled;
 static std::vector<Unwritten> unwritten;
+static std::vector<Guess> guesses;
 static std::vector<uint32_t> block_starts;
 
 static void clear_findings() {
@@ -53,6 +61,7 @@ static void clear_findings() {
     finding_of.clear();
     unsettled.clear();
     unwritten.clear();
+    guesses.clear();
     block_starts.clear();
     state.unsettled = false;
 }
@@ -131,6 +140,32 @@ static size_t add_finding(const Failure& finding, uint64_t key, bool& is_new) {
     return findings.size() - 1;
 }
 
+// The first time only: whoever loads it again waits for it to change.
+static bool may_be_guess(const Access& access, uint16_t other, const Failure& race) {
+    if (access.write || access.strength || !(other & ATOMIC)) return false;
+    for (const Guess& guess : guesses)
+        if (guess.race.thread == race.thread && guess.race.address == race.address) return false;
+    return guesses.size() < MAX_FINDINGS;
+}
+
+// Before an atomicCAS of this thread.
+static __attribute__((noinline)) void check_guesses(uint64_t address, int bytes) {
+    const uint64_t size = static_cast<uint64_t>(bytes);
+    auto checked = [=](const Guess& guess) {
+        return guess.race.thread == state.current_index && guess.race.address - address < size;
+    };
+    guesses.erase(std::remove_if(guesses.begin(), guesses.end(), checked), guesses.end());
+    for (int i = 1; i < state.num_regions; i++) {
+        const Region& region = state.regions[i];
+        if (state.shadows[i] == nullptr || address - region.base >= region.bytes) continue;
+        Shadow* word = state.shadows[i] + ((address >> state.shifts[i]) - (region.base >> state.shifts[i]));
+        for (uint64_t at = 0; at < size; at += 1ull << state.shifts[i], word++) {
+            if (is_mine(word->read_time, word->reader)) word->reader |= ATOMIC;
+            if (is_mine(word->other_time, word->other_reader)) word->other_reader |= ATOMIC;
+        }
+    }
+}
+
 static __attribute__((noinline)) void find_race(const Access& access, uint64_t address, uint32_t time,
                                                 uint16_t other, uint16_t other_site, bool stored) {
     Failure race = {};
@@ -150,10 +185,11 @@ static __attribute__((noinline)) void find_race(const Access& access, uint64_t a
     bool both_store = access.write && stored && !((access.strength | other) & ATOMIC);
     race.same_value = both_store;
     if (!state.launch->listing && state.unsettled) return;  // the first one is told
-    if (!state.launch->listing && !both_store) fail_with(race);
     uint64_t pair[2] = {std::min(access.site, other_site), std::max(access.site, other_site)};
     bool is_new;
     uint64_t key = static_cast<uint64_t>(race.scope) << 40 | pair[0] << 20 | pair[1];
+    if (may_be_guess(access, other, race)) return guesses.push_back({race, key});
+    if (!state.launch->listing && !both_store) fail_with(race);
     size_t number = add_finding(race, key, is_new);
     if (number == MAX_FINDINGS || !both_store || !findings[number].same_value) return;
     Unsettled store = {number, address, std::min(access.bytes, 4), {}};
@@ -187,7 +223,19 @@ static __attribute__((noinline)) void suspect_unwritten(const Access& access, co
 }
 
 // All threads of the block have met, or ended, or (with `thread`) this one went wrong.
-static void confirm_unwritten(int thread = -1) {
+static void confirm_suspects(int thread = -1) {
+    for (const Guess& guess : guesses) {
+        if (thread >= 0 && guess.race.thread != thread) continue;
+        bool is_new;
+        if (state.launch->listing) {
+            add_finding(guess.race, guess.key, is_new);
+        } else {
+            *state.failure = guess.race;
+            if (thread >= 0) return;
+            fail(RACE);
+        }
+    }
+    guesses.clear();
     for (const Unwritten& load : unwritten) {
         if (!load.certain && load.word->known_time != load.known_time) continue;
         if (thread >= 0 && load.finding.thread != thread) continue;

@@ -79,7 +79,7 @@ static void pass_barrier() {
         }
         if (thread.status == AT_BARRIER && waiting == nullptr) waiting = &thread;
     }
-    confirm_unwritten();
+    confirm_suspects();
     uint64_t votes = 0;
     for (int i = 0; i < state.num_threads; i++) {
         const Thread& thread = state.threads[i];
@@ -110,7 +110,7 @@ static void run_block() {
             ready |= state.threads[i].status == READY;
             waiting |= state.threads[i].status != DONE;
         }
-        if (!waiting) return confirm_unwritten();
+        if (!waiting) return confirm_suspects();
         check_clock(-1);
         if (ready) check_spins();
         else pass_barrier();
@@ -189,7 +189,7 @@ static void name_the_cause() {
     if (failure.kind == INTERRUPTED || failure.kind == NO_MEMORY || failure.kind == RACE) return;
     if (state.unsettled) settle();
     else if (!state.launch->listing && failure.kind != TIMEOUT && failure.thread >= 0)
-        confirm_unwritten(failure.thread);
+        confirm_suspects(failure.thread);
 }
 
 extern "C" __attribute__((visibility("default"))) int emulator_launch(const Launch* launch,
