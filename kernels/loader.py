@@ -77,8 +77,8 @@ def load(
         wait: on the GPU, False lets a launch return before the kernel has ended; its errors then
             come from whatever waits next. On the CPU a launch always runs to its end.
         races: on the CPU, "raise" ends a launch at the first race; "list" goes on and puts all of
-            them into the report (`report.findings`), as well as loads of unwritten shared memory
-            and shuffles from lanes that are not there.
+            them into the report, as well as loads of unwritten shared memory and shuffles from
+            lanes that are not there: `for finding in report.findings: print(finding.text)`.
 
     Raises:
         FileNotFoundError: no such file.

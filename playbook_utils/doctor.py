@@ -187,7 +187,7 @@ def _judge_triton(machine: Machine) -> Finding:
         return Finding("triton", "missing", triton.get("error", "not tried"), costs, remedy)
     if machine.probe.get("gpus", {}).get("works"):
         return Finding("triton", "ok", f"{triton['works']}, compiled for the GPU")
-    costs = "Kernels give right results at small sizes; no speed, and bfloat16 is not exact."
+    costs = "Kernels give right results at small sizes; no speed, no arithmetic in bfloat16."
     found = f"{triton['works']}, by its interpreter on the CPU"
     return Finding("triton", "limited", found, costs, "A machine with an NVIDIA GPU.")
 

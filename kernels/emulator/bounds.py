@@ -57,9 +57,9 @@ def check_bounds(
     x, y, z = where.block
     if bound is not None and x * y * z > bound:
         raise ValueError(
-            f"kernel {kernel}: a block of {x * y * z} threads is more than its "
-            f"__launch_bounds__({expression.strip()}) allow, {bound}: a GPU refuses the launch. "
-            f"{source.display_name}:{line}"
+            f"kernel {kernel}: found a block of {x * y * z} threads, expected at most {bound}, by "
+            f"__launch_bounds__({expression.strip()}) at {source.display_name}:{line}; a GPU "
+            "refuses the launch"
         )
 
 

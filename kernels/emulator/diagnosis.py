@@ -196,8 +196,9 @@ def _race(failure: Failure, scene: Scene, block: str) -> KernelError:
         text += "\n  (both write the same value)"
     if between:
         text += (
-            "\n  (blocks are ordered by a __threadfence() after the first access, then an atomic "
-            "or volatile write, which the other block reads in the same way before its access)"
+            "\n  (give each block its own element, or use atomicAdd() and its like; else order the "
+            "blocks: a __threadfence() after the first access, then an atomic or volatile write, "
+            "which the other block reads in the same way before its access)"
         )
     return RaceError(text)
 

@@ -151,8 +151,8 @@ def watch_programs(**tensors: Tensor) -> Iterator[ProgramLog]:
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(
-            "TRITON_INTERPRET is not 1: kernels are compiled, and only the interpreter can be "
-            "watched; set it before Triton's kernels are imported"
+            "Triton's kernels are compiled here, and only interpreted ones can be watched: restart "
+            'the kernel and begin with os.environ["TRITON_INTERPRET"] = "1"'
         )
     if not tensors:
         raise ValueError("no tensors named: expected all that the kernels use, as x=x, y=y")

@@ -70,7 +70,7 @@ The exported cells of {path.name}: edit the notebook, not this file. What they i
 other lessons is read from the notebooks in or above the working directory, else from beside
 playbook_utils. On 4 processes of one machine:
 
-    torchrun --nproc-per-node 4 {path.stem.split("_", 1)[-1]}.py
+    torchrun --nproc-per-node 4 this_file.py
 """
 
 {futures}

@@ -146,8 +146,8 @@ def _remarks(training: Training, book: dict[str, int] | None) -> Iterator[str]:
         without = widget_on(training, "selective") or book
         square = book["activations"] - without["activations"]
         yield (
-            f"Of the difference in activations from the book's widget, {gib_text(square)} is the "
-            "a s² term, which flash attention does not keep."
+            f"Of the difference in activations from the book's widget, {gib_text(square)} is what "
+            "attention keeps of size a x s², and flash attention does not."
         )
     sizes = {
         "weights": training.recipe.params_bytes,

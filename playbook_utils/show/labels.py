@@ -64,7 +64,8 @@ def place_line_labels(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) 
     points = [axes.transData.transform((x, y)) for x, y, _ in ends.values()]
     bounds = axes.get_window_extent()
     gap = 1.1 * max(label_size(text)[1] for text in texts)
-    heights = spread([float(point[1]) for point in points], gap, bounds.y0, bounds.y1)
+    top = min(bounds.y1, figure.bbox.y1 - gap / 2)  # above it a label would be cut off
+    heights = spread([float(point[1]) for point in points], gap, bounds.y0, top)
     to_axes = axes.transAxes.inverted()
     colors = [color for _, _, color in ends.values()]
     for text, point, height, color in zip(texts, points, heights, colors, strict=True):

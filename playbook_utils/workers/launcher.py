@@ -117,11 +117,11 @@ def launch(
     The ranks have the notebook's environment, folder, `sys.path`, default dtype, float32 matmul
     precision and deterministic algorithms. What does not travel: globals of a module that were
     changed after its import (ranks import it anew, and a warning names a file edited since),
-    `atexit` handlers (no rank runs any), gradients of tensors that are no leaves, PyTorch's and
+    `atexit` handlers (no rank runs any), gradients of tensors that are not leaves, PyTorch's and
     NumPy's print options, log levels.
 
     Raises:
-        ValueError, TypeError: an argument that cannot be.
+        ValueError, TypeError: an argument of launch itself is wrong.
         LaunchError: a rank failed; `failures` holds each cause, `positions` where all were.
         LaunchTimeout: nothing failed, but the ranks no longer moved.
         LaunchInterrupted: the kernel was interrupted.
@@ -221,7 +221,7 @@ def _checked(fn: object, world_size: object, unknown: dict[str, object]) -> int:
     if unknown:
         name = next(iter(unknown))
         raise TypeError(
-            f"launch() itself has no argument {name!r}; for one of the function write "
+            f"launch() has no argument {name!r}; if {_name(fn)} has, write "
             f"launch(functools.partial({_name(fn)}, {name}=...), ...)"
         )
     number = _whole(world_size)

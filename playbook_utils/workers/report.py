@@ -57,8 +57,8 @@ _SHAPED = re.compile(
     r"|all_to_all(_single)?) \("
 )
 _SHAPES_HINT = (
-    "\nif every rank makes this call, their tensors may differ in shape: PyTorch compares and says "
-    'so\nwith os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch()'
+    "\nif every rank makes this call, their tensors may differ in shape. To have PyTorch compare "
+    'them,\nset os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL" before launch()'
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 MAX_REPORT_CHARS = 20_000
@@ -169,7 +169,7 @@ def _how_it_ended(exit_code: int | None) -> str:
         "SIGKILL": " (out of memory, or killed from outside)",
         "SIGSEGV": " (a crash in compiled code)",
         "SIGABRT": " (compiled code gave up: its message is in the output above; with gloo, "
-        "ranks that pass different shapes to one collective do this)",
+        "ranks whose tensors differ in shape or dtype do this)",
     }.get(name, "")
     return f"killed by {name}{hint}"
 

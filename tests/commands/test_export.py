@@ -84,7 +84,7 @@ def test_cells_are_written_as_they_are_and_the_script_says_what_it_is(two: Path)
     assert "# why half\ndef half(x: Unknown):\n" in text and "not exported" not in text
     said = ast.get_docstring(ast.parse(export_script("top", two))) or ""
     first, *rest = said.split("\n")
-    assert first == "Say 'hi' \\ now" and "    torchrun --nproc-per-node 4 top.py" in rest
+    assert first == "Say 'hi' \\ now" and "    torchrun --nproc-per-node 4 this_file.py" in rest
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

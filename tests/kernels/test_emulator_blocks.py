@@ -309,4 +309,4 @@ def test_blocks_that_nothing_orders_race(module: Any, kernel: str) -> None:
         kernel not in ("no_lock", "shifted_in_place")
     )
     assert f") {earlier}" in text and f") {later}" in text
-    assert "by a __threadfence() after the first access, then an atomic or volatile write" in text
+    assert "use atomicAdd() and its like; else order the blocks: a __threadfence() after" in text

@@ -284,8 +284,8 @@ def test_launch_bounds_are_kept(module: Any, kernel: str, most: int) -> None:
     expression = "2 * WARP" if kernel == "bounded" else "MOST"
     line = line_of(f"__launch_bounds__({expression}")
     assert str(error.value) == (
-        f"kernel {kernel}: a block of {most + 1} threads is more than its "
-        f"__launch_bounds__({expression}) allow, {most}: a GPU refuses the launch. source.cu:{line}"
+        f"kernel {kernel}: found a block of {most + 1} threads, expected at most {most}, by "
+        f"__launch_bounds__({expression}) at source.cu:{line}; a GPU refuses the launch"
     )
     module.free_size[1, 1024](torch.zeros(1024))
 

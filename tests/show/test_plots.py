@@ -37,6 +37,14 @@ def test_labels_at_the_ends_of_lines_never_overlap(spacing: float, level: float)
     assert all(box.x0 > axes.get_window_extent().x1 for _, box in labels)
 
 
+def test_a_label_at_the_very_top_is_not_cut_off() -> None:
+    """As in lesson 05: dashes above all lines, close to the upper end of a logarithmic axis."""
+    ends = {"gloo": 0.8, "ring": 0.7, "doubling": 0.6}
+    series = {name: ([1, 2], [1e-6, end]) for name, end in ends.items()}
+    picture = show.lines(series, xlabel="x", ylabel="y", hline={"link": 1.0}, logy=True)
+    assert flaws(picture) == []
+
+
 def test_labels_are_in_the_order_of_the_lines_ends() -> None:
     series = {"low": ([1, 2], [5, 1.0]), "high": ([1, 2], [0, 1.01]), "top": ([1, 2], [0, 1.02])}
     placed = dict(boxes(show.lines(series, xlabel="x", ylabel="y"), set(series)))

@@ -193,7 +193,7 @@ REFUSED = [
     (
         "",
         "launch(print, 1, world_size=2, sep=' ')",
-        "TypeError: launch() itself has no argument 'sep'",
+        "TypeError: launch() has no argument 'sep'",
     ),
     (
         "import tempfile\nhere = os.getcwd()\ngone = tempfile.mkdtemp()\n"
