@@ -19,6 +19,9 @@ emulator, and from `kernels.triton.programs` a RaceError; both name the line.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TypeVar
+
 __all__ = [
     "AssertionFailed",
     "BarrierError",
@@ -32,14 +35,27 @@ __all__ = [
     "RaceError",
     "UnwrittenError",
     "WarpError",
+    "message_alone",
 ]
+
+E = TypeVar("E", bound=BaseException)
+
+
+def message_alone(error: E) -> E:
+    """The error, of which a notebook shows the message and none of our frames."""
+    error._render_traceback_ = partial(_lines, error)  # type: ignore[attr-defined]
+    return error.with_traceback(None)
+
+
+def _lines(error: BaseException) -> list[str]:  # IPython's protocol
+    return f"{type(error).__name__}: {error}".splitlines()
 
 
 class KernelError(Exception):
     """Base of the errors of a kernel."""
 
-    def _render_traceback_(self) -> list[str]:  # IPython's protocol: the message is the report
-        return f"{type(self).__name__}: {self}".splitlines()
+    def _render_traceback_(self) -> list[str]:  # the message is the report
+        return _lines(self)
 
 
 class CompileError(KernelError):

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from kernels.arguments import Arguments, Configuration, check_arguments, check_configuration
-from kernels.errors import CompileError
+from kernels.errors import CompileError, message_alone
 from kernels.report import Report
 from kernels.source import KernelSignature, Source, read_source
 
@@ -112,7 +112,7 @@ def load(
         except ValueError as error:
             refused[signature.name] = str(error)
     if not expressions:
-        raise ValueError(next(iter(refused.values())))
+        raise message_alone(ValueError(next(iter(refused.values()))))
     library: Library
     if device == "cuda":
         from kernels.nvcc import CudaLibrary
@@ -173,7 +173,7 @@ class Module:
         if name in self._refused:
             if name in self._library.refused:
                 raise CompileError(self._refused[name])
-            raise ValueError(self._refused[name])
+            raise message_alone(ValueError(self._refused[name]))
         if name not in self._library.signatures:
             raise AttributeError(
                 f"{self.source.display_name} has no kernel {name!r}; it has "
@@ -201,8 +201,11 @@ class Kernel:
         where = check_configuration(index)
 
         def launch(*arguments: object) -> Report:
-            checked = check_arguments(self.signature, arguments, self._device)
-            return self._library.launch(self.signature, where, checked)
+            try:
+                checked = check_arguments(self.signature, arguments, self._device)
+                return self._library.launch(self.signature, where, checked)
+            except (TypeError, ValueError) as error:
+                raise message_alone(error) from None
 
         return launch
 

@@ -61,7 +61,7 @@ class LineReport:
         return self.sectors * SECTOR_BYTES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Finding:
     """A race or an undefined value of a launch that went on: `load(..., races="list")`."""
 
@@ -77,11 +77,11 @@ class Finding:
     text: str
     """What the error would say."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One launch."""
 
@@ -123,6 +123,11 @@ class Report:
     findings: tuple[Finding, ...] = ()
     """With `races="list"`: the races, those between blocks first and those within a warp last, each
     pair of lines once; then loads of unwritten shared memory and shuffles from missing lanes."""
+
+    def __repr__(self) -> str:
+        where = f"{self.kernel}[{self.grid}, {self.block}] on {self.device}"
+        counted = "" if self.bytes_moved is None else f", {self.bytes_moved:,} bytes moved"
+        return f"<report of {where}{counted}, {len(self.findings)} findings: see help(Report)>"
 
     @property
     def races(self) -> tuple[Finding, ...]:

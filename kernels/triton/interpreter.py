@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from kernels.errors import message_alone
 from kernels.triton import private
 
 __all__ = ["kernel_line", "mend"]
@@ -36,6 +37,7 @@ _ARITHMETIC = (
 def mend() -> None:
     """Change Triton's interpreter in this process."""
     _interpret_library()
+    private.InterpreterError._render_traceback_ = _message_of_ours
     for name in _ARITHMETIC:
         method = getattr(private.InterpreterBuilder, name)
         setattr(private.InterpreterBuilder, name, _without_bfloat16(method))
@@ -107,8 +109,24 @@ def _is_bfloat16(value: Any) -> bool:
 
 
 def _refusal() -> TypeError:
-    return TypeError(
-        f"bfloat16 arithmetic ({kernel_line()}): Triton's interpreter would compute with its bits "
-        "as if they were whole numbers; a GPU is right. Convert what was loaded: "
-        "x = tl.load(...).to(tl.float32)"
+    return message_alone(
+        TypeError(
+            f"bfloat16 arithmetic ({kernel_line()}): Triton's interpreter would compute with its "
+            "bits as if they were whole numbers; a GPU is right. Convert what was loaded: "
+            "x = tl.load(...).to(tl.float32)"
+        )
     )
+
+
+def _message_of_ours(error: Any) -> list[str]:
+    """What a notebook shows of Triton's error: ours alone where one of ours led to it.
+
+    Otherwise this raises, and IPython shows the traceback as ever.
+    """
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is error:
+        raise NotImplementedError
+    lines: list[str] = cause._render_traceback_()
+    return lines

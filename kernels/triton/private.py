@@ -20,6 +20,7 @@ NAMES = {
     "GPUTarget": "triton.backends.compiler:GPUTarget",
     "InterpretedFunction": "triton.runtime.interpreter:InterpretedFunction",
     "InterpreterBuilder": "triton.runtime.interpreter:InterpreterBuilder",
+    "InterpreterError": "triton.runtime.errors:InterpreterError",
     "JITFunction": "triton.runtime.jit:JITFunction",
     "ReduceScan": "triton.runtime.interpreter:ReduceScanOpInterface",
     "TensorHandle": "triton.runtime.interpreter:TensorHandle",

@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.errors import message_alone
 from kernels.triton import private
 from kernels.triton.interpreter import kernel_line
 from kernels.triton.program_races import ProgramOrder
@@ -120,7 +121,7 @@ class ProgramLog:
                 self._order.touch(tensor.name, elements, kind, same)
             left, values = left[~known], None if values is None else values[~known]
         if left.size:
-            raise IndexError(self._outside(int(left[0]), kind))
+            raise message_alone(IndexError(self._outside(int(left[0]), kind)))
         if sem and mask.sum() == 1:
             self._order.synchronise(int(pointers[mask][0]), sem)
 

@@ -146,3 +146,10 @@ def test_more_shared_memory_than_a_gpu_has_is_refused(
 def test_a_kernel_is_not_called_without_a_grid(scale: Kernel) -> None:
     with pytest.raises(TypeError, match=r"scale needs a grid and a block: scale\[grid, block\]"):
         scale(*arguments())
+
+
+def test_a_notebook_shows_the_message_alone(scale: Kernel) -> None:
+    with pytest.raises(ValueError) as error:
+        scale[1, 4](torch.ones(4, dtype=torch.float64), torch.zeros(4), 2.5, 4)
+    assert error.value._render_traceback_() == f"ValueError: {error.value}".splitlines()  # type: ignore[attr-defined]
+    assert "Report(" not in repr(scale[1, 4](*arguments()))

@@ -16,6 +16,7 @@ if not INTERPRETED:
 import triton
 import triton.language as tl
 
+from kernels.triton import private
 from kernels.triton.interpreter import kernel_line
 
 
@@ -93,3 +94,13 @@ def test_other_types_are_computed(dtype: torch.dtype) -> None:
 def test_outside_of_a_kernel_there_is_no_line() -> None:
     found: Any = kernel_line()
     assert found == ""
+
+
+def test_a_notebook_shows_our_message_and_not_triton_s_frames() -> None:
+    x = torch.zeros(8, dtype=torch.bfloat16)
+    with pytest.raises(private.InterpreterError) as error:
+        bfloat16_kernel[(1,)](x, x, CASE="sum of two")
+    shown = error.value._render_traceback_()
+    assert len(shown) == 1 and shown[0].startswith("TypeError: bfloat16 arithmetic")
+    with pytest.raises(NotImplementedError):  # IPython then shows the traceback as ever
+        private.InterpreterError("another's")._render_traceback_()
