@@ -176,7 +176,7 @@ def test_a_load_that_an_atomic_cas_checks_does_not_race(races: str) -> None:
 def test_a_load_that_no_atomic_cas_checks_races_with_atomics(kernel: str) -> None:
     with pytest.raises(RaceError, match=r"race on n\[0\]"):
         getattr(load(source=GUESSES), kernel)[2, 64](torch.zeros(1, dtype=torch.int32))
-    report = getattr(load(source=GUESSES, races="list"), "checked_by_nobody")[2, 64](
+    report = load(source=GUESSES, races="list").checked_by_nobody[2, 64](
         torch.zeros(1, dtype=torch.int32)
     )
     assert report.findings
