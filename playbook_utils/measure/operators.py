@@ -161,6 +161,10 @@ class _Recorder(OperatorWatch):
         if name in _BY_INDEX:
             others = [t for key, tensors in given.items() if key != first for t in tensors]
             most = max(t.numel() for t in [*others, *fresh])
+        if name == "index_put_":  # `x[i] = y`
+            most = _placed(passed["self"], passed["indices"])
+            if not passed.get("accumulate"):
+                read.pop(first)
         read_bytes, written_bytes = (_distinct_bytes(side, first, most) for side in (read, written))
         if read_bytes or written_bytes:
             numbers = max(sum(t.numel() for t in group) for group in [*given.values(), results])
@@ -184,6 +188,15 @@ def _sides(op: Any, passed: dict[str, Any], given: _Sides) -> tuple[_Sides, _Sid
             if argument.alias_info is not None and argument.alias_info.is_write and unscales:
                 written[name] = given[name]
     return read, written
+
+
+def _placed(target: Tensor, indices: list[Tensor | None]) -> float:
+    """How many elements `target[indices]` has; all of the target's where a mask picks them."""
+    given = [(i, n) for i, n in zip(indices, target.shape, strict=False) if i is not None]
+    if any(i.dtype == torch.bool for i, _ in given):
+        return math.inf
+    places = torch.broadcast_shapes(*(i.shape for i, _ in given)).numel()
+    return places * (target.numel() // max(1, math.prod(n for _, n in given)))
 
 
 def _distinct_bytes(sides: _Sides, first: str, most: float) -> int:

@@ -107,6 +107,13 @@ CASES: dict[str, tuple[Callable[[Any], object], list[Row]]] = {
         lambda t: t.x.index_add_(0, t.i, t.y[:2]),
         [("index_add_", 2 * 2 + 2 * C + 2 * C, 2 * C)],
     ),
+    "rows assigned by index": (
+        lambda t: t.x.index_put_((t.i,), t.b), [("index_put_", 2 * 2 + C, 2 * C)],
+    ),
+    "a column's elements added by index": (
+        lambda t: t.x.index_put_((t.i, t.i), t.b[:2], accumulate=True),
+        [("index_put_", 2 * 2 + 2 + 2, 2)],
+    ),
     # Lists.
     "foreach": (
         lambda t: torch._foreach_add_([t.x, t.b], [t.x.clone(), t.b]),
