@@ -117,8 +117,9 @@ def launch(
     The ranks have the notebook's environment, folder, `sys.path`, default dtype, float32 matmul
     precision and deterministic algorithms. What does not travel: globals of a module that were
     changed after its import (ranks import it anew, and a warning names a file edited since),
-    `atexit` handlers (no rank runs any), gradients of tensors that are not leaves, PyTorch's and
-    NumPy's print options, log levels.
+    `atexit` handlers (no rank runs any), gradients of tensors that are not leaves, storage that
+    two tensors share (each arrives with its own), random seeds (set them in the function),
+    `torch.no_grad()` and the default device, PyTorch's and NumPy's print options, log levels.
 
     Raises:
         ValueError, TypeError: an argument of launch itself is wrong.
@@ -135,7 +136,10 @@ def launch(
         )
     try:
         world_size = _checked(fn, world_size, unknown)
-        threads = _check_options(backend, timeout_s, collective_timeout_s, order, threads)
+        timeout_s = _seconds("timeout_s", timeout_s)
+        if collective_timeout_s is not None:
+            collective_timeout_s = _seconds("collective_timeout_s", collective_timeout_s)
+        threads = _check_options(backend, order, threads)
         method = _start_method(start_method)
         if not torchrun.is_active():
             _check_machine(world_size, backend)
@@ -232,24 +236,19 @@ def _checked(fn: object, world_size: object, unknown: dict[str, object]) -> int:
     return number
 
 
-def _check_options(
-    backend: object,
-    timeout_s: object,
-    collective_timeout_s: object,
-    order: object,
-    threads: object,
-) -> int | None:
+def _seconds(name: str, value: object) -> float:
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < MAX_TIMEOUT_S:
+        raise ValueError(
+            f"{name} must be seconds, more than 0 and less than {MAX_TIMEOUT_S:g} (a month), "
+            f"found {reprlib.repr(value)}"
+        )
+    return float(value)
+
+
+def _check_options(backend: object, order: object, threads: object) -> int | None:
     """The threads, as an int."""
     if backend not in (None, "gloo", "nccl"):
         raise ValueError(f'backend must be "gloo", "nccl" or None, found {reprlib.repr(backend)}')
-    for name, value in (("timeout_s", timeout_s), ("collective_timeout_s", collective_timeout_s)):
-        if value is None and name == "collective_timeout_s":
-            continue
-        if not isinstance(value, numbers.Real) or not 0 < float(value) < MAX_TIMEOUT_S:
-            raise ValueError(
-                f"{name} must be seconds, more than 0 and less than {MAX_TIMEOUT_S:g} (a month), "
-                f"found {reprlib.repr(value)}"
-            )
     if order not in ("rank", "arrival"):
         raise ValueError(f'order must be "rank" or "arrival", found {reprlib.repr(order)}')
     number = _whole(threads)

@@ -92,7 +92,7 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 
 
 def _reduce_tensor(tensor: torch.Tensor) -> Any:
-    if tensor.is_quantized or tensor.device.type == "meta":
+    if tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
         return NotImplemented
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     content: Any = flat.resolve_conj().resolve_neg().view(torch.uint8).numpy()
@@ -218,10 +218,10 @@ def fill_main(fn: Callable[..., Any]) -> None:
     plain = getattr(fn, "__wrapped__", fn)
     plain = getattr(plain, "func", plain)  # functools.partial
     if getattr(plain, "__module__", None) == "__main__" and hasattr(plain, "__globals__"):
+        main[plain.__name__] = plain
         for name, value in plain.__globals__.items():
             if not name.startswith("__"):
-                main.setdefault(name, value)
-        main.setdefault(plain.__name__, plain)
+                main[name] = value  # also `main` and `kernel`, which the server's own start has
     for cls in list(classes_by_id.values()):
         if cls.__module__ == "__main__" and "." not in cls.__qualname__:
             main[cls.__name__] = cls

@@ -8,6 +8,7 @@ A text is cut in its middle; the frames and causes are all sent (`report` folds 
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +103,9 @@ def _related(error: BaseException) -> list[tuple[str, BaseException]]:
         cause = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
         if cause is not None:
             waiting.append(("caused by", cause))
-        members = getattr(one, "exceptions", ())  # of an ExceptionGroup, which Python 3.10 lacks
+        members: Any = ()
+        with contextlib.suppress(BaseException):  # a property of the user's may raise
+            members = getattr(one, "exceptions", ())  # of an ExceptionGroup, not in Python 3.10
         if isinstance(members, (tuple, list)):
             total = len(members)
             named = [(f"member {i} of {total}:", m) for i, m in enumerate(members, 1)]
@@ -128,6 +131,6 @@ def _pickled(error: BaseException) -> bytes | None:
             data = bytes(pickling.dumps(sent).data)
             if str(pickling.loads(data)) == str(error):  # else its `__init__` added to its text
                 return data
-        except Exception:
+        except BaseException:  # whatever its own methods raise
             continue
     return None

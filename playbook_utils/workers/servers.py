@@ -85,7 +85,8 @@ class ForkServer:
         code = _START + _WATCH
         code += "from playbook_utils.workers.forkserver import main; main(control, kernel)"
         with theirs:
-            arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
+            path = json.dumps(sys.path, default=str)  # which may hold a Path: Python skips it
+            arguments = [path, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
@@ -216,8 +217,9 @@ class SpawnServer:
         numbers = {f.name: getattr(fds, f.name) for f in fields(fds)}
         code = _START + "from playbook_utils.workers.worker import main; "
         code += "main(int(sys.argv[2]), json.loads(sys.argv[3]))"
+        path = json.dumps(sys.path, default=str)
         process = subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(sys.path), str(rank), json.dumps(numbers)],
+            [sys.executable, "-c", code, path, str(rank), json.dumps(numbers)],
             pass_fds=[n for n in numbers.values() if n >= 0],
             start_new_session=True,
         )

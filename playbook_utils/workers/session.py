@@ -36,7 +36,7 @@ VICTIM_GATHER_S = 1.0
 DUMP_S = 0.5
 POLL_S = 0.05
 START_TIMEOUT_S = 120.0
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 16  # what a pipe holds
 
 
 class Session:
@@ -149,8 +149,8 @@ class Session:
                 self._read_rest(rank)
                 self._output.finish(rank.rank)
 
-    def _read_one(self, rank: Rank, name: str) -> bool:
-        """Read what is there; whether there may be more.
+    def _read_one(self, rank: Rank, name: str) -> None:
+        """Read what is there now.
 
         Raises:
             EOFError: the worker's end is closed.
@@ -165,27 +165,26 @@ class Session:
                     rank.result = data
                 else:
                     rank.raised = pickle.loads(data)
-            return False
+            return
         try:
             text = os.read(rank.pipes[name], _READ_BYTES)
         except BlockingIOError:
-            return False
+            return
         if not text:
             raise EOFError
         if name == "dump":
             rank.dump += text
         else:
             self._output.feed(rank.rank, name, text)
-        return True
 
     def _read_rest(self, rank: Rank) -> None:
-        """What a rank wrote before it answered or went is in its pipes: take all of it."""
+        """What a rank wrote before it answered or went is in its pipes: take all of it.
+
+        One read has all that a pipe holds; more may be coming without end, of what the rank left.
+        """
         for name in ("task", *rank.pipes):
-            try:
-                while self._read_one(rank, name):
-                    pass
-            except EOFError:
-                pass
+            with contextlib.suppress(EOFError):
+                self._read_one(rank, name)
 
     def _result(self, rank: Rank) -> Any:
         assert rank.result is not None

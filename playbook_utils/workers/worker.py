@@ -141,7 +141,9 @@ def _prepare(rank: int, fds: Descriptors) -> tuple[Callable[..., Any], tuple[Any
     path = setup.rendezvous_path or f"/proc/self/fd/{fds.rendezvous}"
     _join(rank, setup, path)
     fn, args = pickling.loads(body, buffers)
-    pickling.fill_main(fn)
+    for sent in (*args, fn):
+        if callable(sent):
+            pickling.fill_main(sent)
     return fn, args
 
 

@@ -228,6 +228,15 @@ def test_a_child_process_of_a_rank_is_ended(tmp_path) -> None:
     assert not psutil.pid_exists(pid), "returned, yet its child runs on"
 
 
+def test_a_child_that_prints_without_end_does_not_hold_a_launch_up() -> None:
+    def work() -> None:
+        subprocess.Popen(["yes"])
+        time.sleep(0.2)
+        raise ValueError("fault")
+
+    assert caught(work, world_size=1).failures[0].summary == "ValueError: fault"
+
+
 def test_shared_memory_of_a_killed_rank_is_removed() -> None:
     def work() -> None:
         shared_memory.SharedMemory(create=True, size=1000)

@@ -259,3 +259,18 @@ def test_an_interrupt_of_the_start_is_one_sentence(kernel: Kernel) -> None:
     text = kernel.wait(request, timeout_s=10)
     assert text == "starts\nLaunchInterrupted: interrupted; all 2 ranks were stopped"
     assert kernel.run("launch(dist.get_rank, world_size=2)") == "[0, 1]"
+
+
+def test_names_of_a_notebook_that_the_workers_own_start_has_are_the_notebooks(
+    kernel: Kernel,
+) -> None:
+    kernel.run(IMPORTS)
+    kernel.run(
+        "def kernel(x):\n    return x + 1\n"
+        "def control(x):\n    return 2 * x\n"
+        "def main(other):\n"
+        "    found = [None]\n"
+        "    dist.all_gather_object(found, (main, kernel, other))\n"
+        "    return [f is main for f in found[0][:1]] + [f(3) for f in found[0][1:]]\n"
+    )
+    assert kernel.run("launch(main, control, world_size=1)") == "[[True, 4, 6]]"

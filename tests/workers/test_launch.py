@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import string
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,6 +185,15 @@ def test_dtype_precision_and_determinism_of_the_notebook_are_the_ranks() -> None
     assert launch(look, world_size=1) == [before]
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_a_path_object_in_sys_path_is_no_hindrance(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: Any
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path, tmp_path])
+    shutdown()
+    assert launch(rank_squared, world_size=1, start_method=start_method) == [0]
+
+
 def test_what_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the docstring of `launch` says."""
     ran = []
@@ -198,14 +208,19 @@ def test_what_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         sent = [inner]
 
-        def look() -> tuple[str, int, object, str]:
-            text = str(torch.tensor(1 / 3)) + str(numpy.array(1 / 3))
-            return string.digits, logging.getLogger("lesson").level, sent[0].grad, text
+        two = torch.zeros(2)
+        shared = [two, two[:1]]
 
-        with numpy.printoptions(precision=2):
-            assert launch(look, world_size=1) == [
-                ("0123456789", logging.NOTSET, None, "tensor(0.3333)0.3333333333333333")
-            ]
+        def look() -> tuple[object, ...]:
+            text = str(torch.tensor(1 / 3)) + str(numpy.array(1 / 3))
+            shared[0].fill_(1)
+            now = shared[1].item(), torch.is_grad_enabled(), torch.initial_seed() == 1234
+            return string.digits, logging.getLogger("lesson").level, sent[0].grad, text, *now
+
+        before = "0123456789", logging.NOTSET, None, "tensor(0.3333)0.3333333333333333"
+        with numpy.printoptions(precision=2), torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(1234)
+            assert launch(look, world_size=1) == [(*before, 0.0, True, False)]
     finally:
         torch.set_printoptions(profile="default")
         atexit.unregister(ran.append)
@@ -307,7 +322,10 @@ def test_bad_arguments(kwargs: dict, error: type[Exception], message: str) -> No
 def test_counts_of_numpy_and_torch_are_counts(kind: Callable[[int], Any]) -> None:
     found = launch(torch.get_num_threads, world_size=kind(2), threads=kind(1))
     assert found == [1, 1]
-    assert launch(rank_squared, world_size=1, timeout_s=numpy.float32(30)) == [0]
+    seconds = numpy.float32(30)
+    assert launch(rank_squared, world_size=1, timeout_s=seconds, collective_timeout_s=seconds) == [
+        0
+    ]
 
 
 def test_nccl_without_gpus_is_refused() -> None:

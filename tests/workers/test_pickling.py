@@ -67,6 +67,12 @@ def test_one_tensor_under_two_names_stays_one() -> None:
     assert first is second
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_travels_in_pytorchs_own_way() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
+    assert [part.tolist() for part in loads(dumps(nested).data).unbind()] == [[1, 1], [0, 0, 0]]
+
+
 def test_a_received_tensor_can_be_changed_and_resized() -> None:
     found = back(torch.ones(2))
     found.add_(1).resize_(5)

@@ -172,6 +172,18 @@ def test_many_ranks_with_long_messages_stay_readable() -> None:
     assert len(str(report.failure(ranks, 1))) < 30_000
 
 
+def test_an_exception_whose_own_methods_raise_is_told() -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+        @property
+        def exceptions(self) -> None:
+            raise RuntimeError
+
+    assert "<locals>.Broken: <exception str() failed>" in text_of(Broken())
+
+
 def test_members_of_an_exception_group_are_told() -> None:
     class Group(Exception):  # as Python 3.11's, and the backport for 3.10
         def __init__(self, *members: Exception) -> None:
