@@ -10,7 +10,7 @@ the old one in torchrun's store.
 
 Left out: `timeout_s`, `order` and `threads`, labels before output, and stopping the others on a
 failure, all of which are torchrun's; a failing rank raises its own exception. A script whose global
-still holds a group at its end, with work that nobody waited for, may abort: wait for the work.
+still holds a group at its end, with work that nobody waited for, may abort.
 """
 
 from __future__ import annotations
@@ -103,4 +103,4 @@ def _leave() -> None:
             dist.barrier()  # no rank closes connections that a peer still makes or uses
             dist.destroy_process_group()
         gc.collect()  # a DDP wrapper and its hooks refer to each other, and hold the group
-        time.sleep(0.1)  # one that a global holds is not joined: this makes the abort rare, no more
+        time.sleep(0.1)  # one that a global holds is not joined: time to let go, not a certainty
