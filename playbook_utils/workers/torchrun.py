@@ -9,7 +9,8 @@ its backend and timeout, and kept: over any number of nodes, making it anew woul
 the old one in torchrun's store.
 
 Left out: `timeout_s`, `order` and `threads`, labels before output, and stopping the others on a
-failure, all of which are torchrun's; a failing rank raises its own exception.
+failure, all of which are torchrun's; a failing rank raises its own exception. A script whose global
+still holds a group at its end, with work that nobody waited for, may abort.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import atexit
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -90,9 +92,15 @@ def _join(backend: str | None, collective_timeout_s: float | None) -> None:
 
 
 def _leave() -> None:
-    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
-        dist.barrier()  # gloo aborts in some teardowns that peers are not ready for
-        dist.destroy_process_group()
-        # A wrapper and its hooks refer to each other, and hold the group: its threads would still
-        # run while the interpreter is taken down, and end the process by std::terminate.
-        gc.collect()
+    """Join gloo's threads while the interpreter is whole.
+
+    Such a thread lets go of a tensor under the interpreter's lock. Where it still waits for that as
+    the interpreter ends, Python stops it inside a destructor: "terminate called without an active
+    exception". A group joins its threads as its last reference goes.
+    """
+    if getattr(sys, "last_value", None) is None:
+        if dist.is_initialized():
+            dist.barrier()  # no rank closes connections that a peer still makes or uses
+            dist.destroy_process_group()
+        gc.collect()  # a DDP wrapper and its hooks refer to each other, and hold the group
+        time.sleep(0.1)  # one that a global holds is not joined: time to let go, not a certainty

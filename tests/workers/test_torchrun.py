@@ -95,8 +95,16 @@ def test_a_function_made_inside_a_function_comes_back(torchrun: Torchrun, tmp_pa
     assert out.count("RESULT [3, 3]") == 2
 
 
-CYCLE = """
-import atexit, os
+LATE = """
+import atexit, ctypes, os, sys, time
+
+def last():
+    sys.setswitchinterval(1000)
+    keep = ctypes.PyDLL(None)  # its calls keep the interpreter's lock
+    keep.read(read, ctypes.create_string_buffer(1), 1)  # the peer has come
+    keep.usleep(200_000)  # the thread has done its work, and waits for the lock
+
+atexit.register(last)  # before all others, so it runs after them
 import torch, torch.distributed as dist
 from playbook_utils.workers import launch
 
@@ -104,28 +112,45 @@ class Wrapper:
     pass
 
 def work():
+    global wrapper
     wrapper = Wrapper()
-    wrapper.hook, wrapper.group = wrapper, dist.group.WORLD
-    dist.all_reduce(torch.ones(1))
+    wrapper.hook, wrapper.group, wrapper.tensor = wrapper, dist.new_group(), torch.ones(1)
+    if rank == 0:
+        dist.all_reduce(wrapper.tensor, group=wrapper.group, async_op=True)
+        del wrapper
 
-def threads():
-    tasks = os.listdir("/proc/self/task")
-    return sum("gloo" in open(f"/proc/self/task/{task}/comm").read() for task in tasks)
-
-atexit.register(lambda: print("LEFT", threads()))  # runs after what launch registers
-launch(work, world_size=1)
-print("BEFORE", threads() > 0)
+read, write = os.pipe()
+rank = int(os.fork() == 0)
+os.environ["RANK"] = str(rank)
+launch(work, world_size=2)
+if rank == 0:
+    os.close(write)
+    RANK_0
+else:
+    RANK_1
+    time.sleep(1)
+    dist.all_reduce(torch.ones(1), group=wrapper.group)
+    os.write(write, b"x")
+    os._exit(0)
 """
 
 
-def test_no_thread_of_the_group_outlives_the_leaving_of_it() -> None:
-    """Also where a cycle holds the group; such threads abort the end of the interpreter."""
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    env = {**os.environ, **rank, "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+@pytest.mark.parametrize(
+    ("rank_0", "rank_1"),
+    [("pass", "dist.barrier()"), ("dist.destroy_process_group()", "pass")],
+    ids=["launch leaves", "the script leaves"],
+)
+def test_no_thread_of_a_group_waits_for_the_interpreter_as_it_ends(
+    rank_0: str, rank_1: str
+) -> None:
+    """A cycle holds a group whose work ends late. Python ends such a thread by an abort."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    env = {**os.environ, **variables, "GLOO_SOCKET_IFNAME": "lo"}
+    script = LATE.replace("RANK_0", rank_0).replace("RANK_1", rank_1)
     done = subprocess.run(
-        [sys.executable, "-c", CYCLE], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.split() == ["BEFORE", "True", "LEFT", "0"], done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_gpus_that_are_too_few_are_an_error_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
