@@ -195,7 +195,8 @@ def _placed(target: Tensor, indices: list[Tensor | None]) -> float:
     given = [(i, n) for i, n in zip(indices, target.shape, strict=False) if i is not None]
     if any(i.dtype == torch.bool for i, _ in given):
         return math.inf
-    places = torch.broadcast_shapes(*(i.shape for i, _ in given)).numel()
+    shape = torch.broadcast_shapes(*(i.shape for i, _ in given))  # type: ignore[no-untyped-call]
+    places: int = shape.numel()
     return places * (target.numel() // max(1, math.prod(n for _, n in given)))
 
 
