@@ -19,6 +19,7 @@ standard fixes its output for good, where NumPy and PyTorch may change how a see
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import operator
@@ -122,9 +123,9 @@ class StandardLibraryText:
         texts: list[bytes] = []
         left = self.max_bytes
         for path in _source_files(self.folder):
-            text = _read_utf8(path)[:left]
-            if text:
-                texts.append(text)
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                text = path.read_text(encoding="utf-8").encode()[:left]  # Unix line ends
+                texts += [text] if text else []
                 left -= len(text)
             if left == 0:
                 break
@@ -136,8 +137,8 @@ class StandardLibraryText:
                 "installed without sources; use a python.org, conda or distribution Python, or "
                 "pass folder=, or train on GeneratedLanguage()"
             )
-        train = [text for number, text in enumerate(texts) if number % 10 != 9]
-        named = {"train": train, "validation": validation}
+        del texts[9::10]
+        named = {"train": texts, "validation": validation}
         return {name: np.frombuffer(b"".join(part), np.uint8) for name, part in named.items()}
 
     def num_tokens(self, split: str = "train") -> int:
@@ -214,8 +215,8 @@ def microbatches(batch: Batch, num_microbatches: int) -> list[Batch]:
             f"a batch of {num_rows} rows does not divide into {num_microbatches} microbatches of "
             "equal size; their mean gradient would not be the batch's"
         )
-    parts = zip(batch[0].chunk(num_microbatches), batch[1].chunk(num_microbatches), strict=True)
-    return list(parts)
+    tokens, targets = (part.chunk(num_microbatches) for part in batch)
+    return list(zip(tokens, targets, strict=True))
 
 
 def _random_integers(key: str, count: int) -> npt.NDArray[np.uint32]:
@@ -244,14 +245,6 @@ def _source_files(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
         found += [Path(parent, name) for name in files if name.endswith(".py")]
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
-
-
-def _read_utf8(path: Path) -> bytes:
-    """The file's bytes with Unix line ends, or nothing where it is unreadable or not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8").encode()
-    except (OSError, UnicodeDecodeError):
-        return b""
 
 
 def _require_at_least_one(**sizes: int) -> None:

@@ -95,48 +95,53 @@ def inspect_machine() -> Machine:
 
 def judge(machine: Machine) -> list[Finding]:
     """Turn facts into findings; pure, so that any machine can be described in a test."""
-    return [
-        _judge_python(machine),
+    version = ".".join(map(str, machine.python))
+    remedy = "Install Python 3.10 or newer, then `make clean` and `make lab PYTHON=...`."
+    findings = [
+        _judge("python", machine.python >= (3, 10), version, "No lesson runs.", remedy, True),
         _judge_torch(machine),
         _judge_gloo(machine),
         _judge_system(machine),
         _judge_gpus(machine),
         _judge_nccl(machine),
         _judge_triton(machine),
-        _judge_nvcc(machine),
-        _judge_cxx(machine),
-        _judge_cores(machine),
-        _judge_memory(machine),
-        *_judge_kernels(machine),
     ]
+    costs = "CUDA C++ kernels run through the CPU emulator only; none is compiled for a GPU."
+    remedy = "NVIDIA's CUDA toolkit, of the CUDA version PyTorch was built with."
+    found = f"CUDA {machine.nvcc}" if machine.nvcc else "none"
+    findings.append(_judge("nvcc", bool(machine.nvcc), found, costs, remedy))
+    compiler = "clang++" if machine.system == "Darwin" else "g++"
+    costs = "No C++ operators, no CUDA emulator, and torch.compile does not work on the CPU."
+    packages = {"Darwin": "`xcode-select --install`.", "Linux": "`sudo apt install g++`."}
+    remedy = packages.get(machine.system, _WSL)
+    findings.append(_judge(compiler, bool(machine.cxx), machine.cxx or "none", costs, remedy))
+    return [*findings, *_judge_sizes(machine), *_judge_kernels(machine)]
 
 
-def _judge_python(machine: Machine) -> Finding:
-    found = ".".join(map(str, machine.python))
-    if machine.python >= (3, 10):
-        return Finding("python", "ok", found, required=True)
-    remedy = "Install Python 3.10 or newer, then `make clean` and `make lab PYTHON=...`."
-    return Finding("python", "missing", found, "No lesson runs.", remedy, required=True)
+def _judge(
+    name: str, works: bool, found: str, costs: str, remedy: str, required: bool = False
+) -> Finding:
+    if works:
+        return Finding(name, "ok", found, required=required)
+    return Finding(name, "missing", found, costs, remedy, required)
 
 
 def _judge_torch(machine: Machine) -> Finding:
     torch = machine.probe.get("torch", {})
+    found = torch.get("error", "not tried")
     if "works" in torch:
         cuda = torch["works"]["cuda"]
-        build = f"CUDA {cuda} build" if cuda else "CPU build"
         version = str(torch["works"]["version"]).split("+")[0]
-        return Finding("torch", "ok", f"{version} ({build})", required=True)
-    found = torch.get("error", "not tried")
-    return Finding("torch", "missing", found, "No lesson runs.", "`make setup`.", required=True)
+        found = f"{version} (CUDA {cuda} build)" if cuda else f"{version} (CPU build)"
+    return _judge("torch", "works" in torch, found, "No lesson runs.", "`make setup`.", True)
 
 
 def _judge_gloo(machine: Machine) -> Finding:
     gloo = machine.probe.get("gloo", {})
-    if "works" in gloo:
-        return Finding("gloo", "ok", gloo["works"], required=True)
-    remedy = "Use PyTorch's own wheels; see that this machine's name resolves (/etc/hosts)."
+    found = gloo.get("works") or gloo.get("error", "not tried")
     costs = "Workers cannot talk to each other on the CPU: no lesson from 05 on runs."
-    return Finding("gloo", "missing", gloo.get("error", "not tried"), costs, remedy, required=True)
+    remedy = "Use PyTorch's own wheels; see that this machine's name resolves (/etc/hosts)."
+    return _judge("gloo", "works" in gloo, found, costs, remedy, True)
 
 
 def _judge_system(machine: Machine) -> Finding:
@@ -192,23 +197,6 @@ def _judge_triton(machine: Machine) -> Finding:
     return Finding("triton", "limited", found, costs, "A machine with an NVIDIA GPU.")
 
 
-def _judge_nvcc(machine: Machine) -> Finding:
-    if machine.nvcc:
-        return Finding("nvcc", "ok", f"CUDA {machine.nvcc}")
-    costs = "CUDA C++ kernels run through the CPU emulator only; none is compiled for a GPU."
-    remedy = "NVIDIA's CUDA toolkit, of the CUDA version PyTorch was built with."
-    return Finding("nvcc", "missing", "none", costs, remedy)
-
-
-def _judge_cxx(machine: Machine) -> Finding:
-    name = "clang++" if machine.system == "Darwin" else "g++"
-    if machine.cxx:
-        return Finding(name, "ok", machine.cxx)
-    costs = "No C++ operators, no CUDA emulator, and torch.compile does not work on the CPU."
-    packages = {"Darwin": "`xcode-select --install`.", "Linux": "`sudo apt install g++`."}
-    return Finding(name, "missing", "none", costs, packages.get(machine.system, _WSL))
-
-
 def _judge_kernels(machine: Machine) -> list[Finding]:
     if machine.other_kernels is None:  # that the course's own is there goes without saying
         return []
@@ -220,21 +208,17 @@ def _judge_kernels(machine: Machine) -> list[Finding]:
     return [Finding("kernels", "limited", machine.other_kernels, costs, remedy)]
 
 
-def _judge_cores(machine: Machine) -> Finding:
-    if machine.cores >= 2:
-        return Finding("cores", "ok", str(machine.cores))
-    costs = "Workers take turns: results are the same, nothing overlaps."
-    return Finding("cores", "limited", str(machine.cores), costs, "Two cores are enough.")
-
-
-def _judge_memory(machine: Machine) -> Finding:
-    found = f"{machine.memory_bytes / _GIB:.1f} GiB"
-    if machine.memory_bytes >= 4 * _GIB:
-        return Finding("memory", "ok", found)
-    costs = "Lessons with eight workers may be killed by the system."
-    return Finding(
-        "memory", "limited", found, costs, "4 GiB are enough: raise the container's limit."
-    )
+def _judge_sizes(machine: Machine) -> list[Finding]:
+    cores, memory = str(machine.cores), f"{machine.memory_bytes / _GIB:.1f} GiB"
+    findings = [Finding("cores", "ok", cores), Finding("memory", "ok", memory)]
+    if machine.cores < 2:
+        costs = "Workers take turns: results are the same, nothing overlaps."
+        findings[0] = Finding("cores", "limited", cores, costs, "Two cores are enough.")
+    if machine.memory_bytes < 4 * _GIB:
+        costs = "Lessons with eight workers may be killed by the system."
+        remedy = "4 GiB are enough: raise the container's limit."
+        findings[1] = Finding("memory", "limited", memory, costs, remedy)
+    return findings
 
 
 def _count(names: list[str]) -> str:

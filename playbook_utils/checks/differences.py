@@ -43,13 +43,6 @@ class Quantity:
         return f"at step {self.step}" if self.step >= 0 else "before the first step"
 
 
-@dataclass(frozen=True)
-class _Difference:
-    relative: float
-    name: str
-    rank: int
-
-
 def fail(message: str, hint: str = "") -> NoReturn:
     """Raise `NotEquivalent`, the hint on a line of its own."""
     raise NotEquivalent(message + (f"\n  hint: {hint}" if hint else ""))
@@ -77,31 +70,31 @@ def compare(
     """
     scales = _scales(expected)
     differences = [
-        _Difference(_relative(tensors[name], value, scales[name]), name, rank)
+        (_relative(tensors[name], value, scales[name]), name, rank)
         for rank, tensors in enumerate(found)
         for name, value in expected.items()
     ]
-    worst = max(differences, key=lambda difference: difference.relative)
-    if worst.relative <= quantity.allowed:
-        return worst.relative
-    wrong = [d for d in differences if d.relative > quantity.allowed]
-    value, reference = found[worst.rank][worst.name].double(), expected[worst.name].double()
+    relative, name, rank = max(differences, key=lambda difference: difference[0])
+    if relative <= quantity.allowed:
+        return relative
+    wrong = [(name, rank) for relative, name, rank in differences if relative > quantity.allowed]
+    value, reference = found[rank][name].double(), expected[name].double()
     at = int((value - reference).abs().nan_to_num(math.inf).argmax())
-    names, ranks = {d.name for d in wrong}, sorted({d.rank for d in wrong})
-    what, on_rank, count = quantity.name, f" on rank {worst.rank}", ""
+    names, ranks = {name for name, _ in wrong}, sorted({rank for _, rank in wrong})
+    what, on_rank, count = quantity.name, f" on rank {rank}", ""
     if quantity.mean:
         what, on_rank = f"the ranks' mean {what}", ""
-    if worst.name != quantity.name:  # the loss and the norm have no parameter's name
+    if name != quantity.name:  # the loss and the norm have no parameter's name
         all_ranks = len(ranks) == len(found) > 1
         where = "on all ranks" if all_ranks else f"on rank {some([*map(str, ranks)])}"
-        what = f"{what} of {worst.name}"
+        what = f"{what} of {name}"
         count = f"\n  wrong: {len(names)} of {len(expected)} {quantity.name}s, {where}"
     fail(
         f"{what} differs{on_rank}, {quantity.when}\n"
         f"  found {value.flatten()[at]:.6g}, expected {reference.flatten()[at]:.6g}, where it "
-        f"differs most\n  largest relative difference {worst.relative:.2g}, "
+        f"differs most\n  largest relative difference {relative:.2g}, "
         f"allowed {quantity.allowed:.0e}{count}",
-        _hint(quantity, worst, expected, found, before, ranks),
+        _hint(quantity, name, rank, expected, found, before, ranks),
     )
 
 
@@ -122,14 +115,15 @@ def _relative(found: Tensor, expected: Tensor, scale: float) -> float:
 
 def _hint(
     quantity: Quantity,
-    worst: _Difference,
+    name: str,
+    rank: int,
     expected: Named,
     found: Sequence[Named],
     before: Named | None,
     ranks: list[int],
 ) -> str:
-    name, world_size = worst.name, len(found)
-    value, reference = found[worst.rank][name].double(), expected[name].double()
+    world_size = len(found)
+    value, reference = found[rank][name].double(), expected[name].double()
     everyone = torch.stack([tensors[name].double() for tensors in found])
     allowed = max(quantity.allowed, 1e-6) * _scales(expected)[name]
 

@@ -35,7 +35,6 @@ _TOLERANCES = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,  # one rounding is 4e-3
 }
-_QUANTITIES = ("loss", "gradient", "gradient norm", "parameter")
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,10 +106,10 @@ def assert_same_training(
     names = _distinct(reference)
     starts = [_pick(record.initial, names) for record in (reference, *ranks)]
     compare(Quantity("initial value", -1, allowed), starts[0], starts[1:])
-    largest = dict.fromkeys(_QUANTITIES, 0.0)
+    largest: dict[str, float] = {}
     for step in range(len(reference.steps)):
         for quantity, worst in _check_step(reference, ranks, step, loss, allowed).items():
-            largest[quantity] = max(largest[quantity], worst)
+            largest[quantity] = max(largest.get(quantity, 0.0), worst)
     for rank, record in enumerate(ranks):
         still = [n for n in moved if torch.equal(record.initial[n], record.steps[-1].params[n])]
         if still:
@@ -166,13 +165,14 @@ def _check_step(
     records = (expected, *found)
     grads: list[Named] = [_grads(record, trainable, reference) for record in records]
     old_grads = _grads(before, trainable, reference) if before else None
-    params = [_pick(record.params, names) for record in records]
-    old_params = _pick(before.params if before else reference.initial, names)
     compared: dict[str, tuple[list[Named], Named | None]] = {
         "loss": (_scalars("loss", [expected.loss, *losses]), None),
         "gradient": (grads, old_grads),
         "gradient norm": (_scalars("gradient norm", [r.grad_norm for r in records]), None),
-        "parameter": (params, old_params),
+        "parameter": (
+            [_pick(record.params, names) for record in records],
+            before.params if before else reference.initial,
+        ),
     }
     return {
         name: compare(Quantity(name, step, allowed, mean and name == "loss"), first, others, old)
@@ -189,10 +189,9 @@ def _grads(
     record: StepRecord, names: Sequence[str], reference: TrainingRecord
 ) -> dict[str, Tensor]:
     """Gradients of the trainable parameters; one that is absent counts as zero."""
-    grads = {name: record.grads[name] for name in names}
     return {
         name: torch.zeros_like(reference.initial[name]) if grad is None else grad
-        for name, grad in grads.items()
+        for name, grad in ((name, record.grads[name]) for name in names)
     }
 
 
@@ -244,13 +243,12 @@ def _check_tied(found: Groups, expected: Groups, at: str) -> None:
 
 def _moved(record: TrainingRecord) -> list[str]:
     """Names of the parameters that moved by more than rounding."""
-
-    def moved(start: Tensor, end: Tensor) -> bool:
-        rounding = 4 * torch.finfo(end.dtype).eps * end.abs()
-        return bool(((end - start).abs() > rounding).any())
-
     last = record.steps[-1].params
-    return [name for name, start in record.initial.items() if moved(start, last[name])]
+    return [
+        name
+        for name, start in record.initial.items()
+        if not torch.allclose(start, last[name], rtol=4 * torch.finfo(start.dtype).eps, atol=0.0)
+    ]
 
 
 def _distinct(record: TrainingRecord) -> list[str]:

@@ -219,9 +219,7 @@ def _fail(
     where = "" if rank is None else f" on rank {rank}"
     said, wanted = _short(found), _short(expected)
     if said == wanted:  # a tensor where a number was expected, say
-        said, wanted = (
-            f"{text} ({type(v).__name__})" for text, v in ((said, found), (wanted, expected))
-        )
+        said, wanted = (f"{said} ({type(value).__name__})" for value in (found, expected))
     message = f"{what}{where}: found {said}, expected {wanted}"
     if wrong is not None and wrong.dim():
         index = tuple(wrong.nonzero()[0].tolist())

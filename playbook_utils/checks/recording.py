@@ -118,9 +118,7 @@ def _plain_step(model: nn.Module, batch: Any) -> Tensor:
     tokens, targets = batch
     loss = cross_entropy(model(tokens), targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    finish = getattr(model, "finish_gradients", None)
-    if finish is not None:
-        finish()
+    getattr(model, "finish_gradients", lambda: None)()
     return loss
 
 
