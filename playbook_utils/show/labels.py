@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import blended_transform_factory
 
@@ -39,11 +38,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 def label_size(text: Text) -> tuple[float, float]:
     """Width and height of a text in pixels."""
-    figure = text.get_figure(root=True)
-    assert figure is not None
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    box = text.get_window_extent(canvas.get_renderer())  # type: ignore[no-untyped-call]
+    box = text.get_window_extent()
     return box.width, box.height
 
 
