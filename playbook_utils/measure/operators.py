@@ -112,11 +112,7 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None
     ) -> Any:
         # A mode is off while it handles an operator, so a DTensor must be unwrapped outside
         # it: declining sends the operator to DTensor first, whose own operators then come here.

@@ -119,11 +119,7 @@ class _Operators(TorchFunctionMode):
         self.running: list[str] = []
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.running.append(getattr(func, "__name__", "").strip("_"))
         try:

@@ -31,6 +31,10 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral)
+
+
 def bytes_unit(largest: float) -> tuple[int, str]:
     """(bytes in one unit, the unit's name) for an axis that reaches up to `largest` bytes."""
     last = len(_UNITS) - 1
@@ -40,7 +44,7 @@ def bytes_unit(largest: float) -> tuple[int, str]:
 
 def number_text(value: float) -> str:
     """Integers in full with thousands separators, other numbers in four digits."""
-    if isinstance(value, Integral):
+    if _is_whole(value):
         return f"{int(value):,}"
     number = float(value)
     if not math.isfinite(number) or number == 0:
@@ -59,8 +63,7 @@ def ratio_text(predicted: float, measured: float) -> str:
     if predicted == 0:
         return "both 0" if measured == 0 else "predicted 0"
     ratio = float(measured) / float(predicted)
-    whole = isinstance(predicted, Integral) and isinstance(measured, Integral)
-    if whole and predicted != measured:
+    if _is_whole(predicted) and _is_whole(measured) and predicted != measured:
         # Integers below 2**53 that differ have ratios that differ from 1 within 16 digits.
         decimals = next((d for d in range(3, 17) if round(ratio, d) != 1), 16)
         return f"{ratio:.{decimals}f}"
