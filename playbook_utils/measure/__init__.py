@@ -1,15 +1,4 @@
-"""What a run really did: what it sent, held, saved and when.
-
-One module a subject:
-
-    communication   every collective and send/recv of a rank, in order, with its bytes
-    cost            bytes and FLOPs of one forward and backward
-    operators       bytes that each operator reads and writes
-    memory          bytes by category (params, grads, ...) over several training steps
-    saved           bytes that the forward pass keeps for backward
-    timing          seconds of a function, warmed up, synchronised, as a median
-    traces          what ran when on each rank, and what overlapped
-    chrome          the same as a file for Perfetto, and out of torch's profiler
+"""What a run really did: what it sent, held, saved and when; one module a subject.
 
 `private` holds the private names of PyTorch that these rest on.
 

@@ -63,7 +63,7 @@ def spans_from_profiler(prof: Any, rank: int, *, operators: bool = False) -> tup
     spans = []
     for event in prof.events():
         on_gpu = str(event.device_type).endswith("CUDA")
-        if event.name.startswith(_TORCHS_OWN):
+        if event.name.startswith(("ProfilerStep", "Optimizer.")):
             continue
         if event.name.startswith(("gloo:", "nccl:", "c10d::")) or (on_gpu and "nccl" in event.name):
             kind, lane = "communication", "communication"
@@ -79,12 +79,8 @@ def spans_from_profiler(prof: Any, rank: int, *, operators: bool = False) -> tup
     return tuple(spans)
 
 
-_TORCHS_OWN = ("ProfilerStep", "Optimizer.")
-
-
 def _kind_of(name: str) -> str:
-    first = name.split()[0] if name.split() else ""
-    return first if first in KINDS else ""
+    return next((kind for kind in KINDS if name.split()[:1] == [kind]), "")
 
 
 def _is_operator(event: Any) -> bool:

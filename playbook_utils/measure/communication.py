@@ -169,7 +169,9 @@ class _Recorder(OperatorWatch):
         else:
             wire = wire_bytes(op, payload, len(ranks))
         dtype = "+".join(sorted({str(t.dtype).removeprefix("torch.") for t in tensors}))
-        shape, index = _shape(tensors, times), len(self.log._events)
+        whole = len(tensors) == 1 and times == 1  # else the message is made of several tensors
+        shape = tuple(tensors[0].shape) if whole else (times * sum(t.numel() for t in tensors),)
+        index = len(self.log._events)
         self.log._events.append(
             CollectiveEvent(me, index, op, ranks, dtype, shape, payload, wire, self.log._label)
         )
@@ -177,23 +179,10 @@ class _Recorder(OperatorWatch):
 
 def _group(passed: dict[str, Any]) -> dist.ProcessGroup:
     """The process group of a call: c10d operators carry it boxed, functional ones by name."""
-    if "process_group" in passed:
-        boxed = passed["process_group"]
-        return boxed if isinstance(boxed, dist.ProcessGroup) else dist.ProcessGroup.unbox(boxed)
-    named = passed["group_name"]
-    if isinstance(named, dist.ProcessGroup):
-        return named
-    found: dist.ProcessGroup = private.resolve_process_group(named)
-    return found
-
-
-def _shape(tensors: list[torch.Tensor], times: int) -> tuple[int, ...]:
-    """Shape of the message: the tensor's own, or (numel,) where it is made of several."""
-    if not tensors:
-        return (0,)
-    if len(tensors) == 1 and times == 1:
-        return tuple(tensors[0].shape)
-    return (times * sum(t.numel() for t in tensors),)
+    given = passed["process_group"] if "process_group" in passed else passed["group_name"]
+    if isinstance(given, str):
+        given = private.resolve_process_group(given)
+    return given if isinstance(given, dist.ProcessGroup) else dist.ProcessGroup.unbox(given)
 
 
 def _own_part_bytes(

@@ -73,11 +73,15 @@ class MemoryLog:
     @property
     def peak(self) -> MemorySample:
         """The first of the samples with the most bytes in total."""
-        return _peak(self._samples)
+        return self.peak_of_step(None)
 
-    def peak_of_step(self, step: int) -> MemorySample:
+    def peak_of_step(self, step: int | None) -> MemorySample:
         """The same within one step, counted from 0. ValueError where there is no such step."""
-        return _peak([sample for sample in self._samples if sample.step == step], step)
+        samples = [sample for sample in self._samples if step in (None, sample.step)]
+        if not samples:
+            where = "yet: run something inside the block" if step is None else f"for step {step}"
+            raise ValueError(f"no memory was recorded {where}")
+        return max(samples, key=lambda sample: sample.total_bytes)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -225,13 +229,6 @@ def _allocator_watched(
         if snapshot_path is not None:
             private.dump_snapshot(str(snapshot_path))
             private.record_memory_history(enabled=None)
-
-
-def _peak(samples: list[MemorySample], step: int | None = None) -> MemorySample:
-    if not samples:
-        where = "yet: run something inside the block" if step is None else f"for step {step}"
-        raise ValueError(f"no memory was recorded {where}")
-    return max(samples, key=lambda sample: sample.total_bytes)
 
 
 def _check_model(model: object, optimizer: object) -> None:

@@ -112,15 +112,13 @@ class OperatorWatch(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: tuple[type, ...], args: Any = (), kwargs: Any = None
     ) -> Any:
         # A mode is off while it handles an operator, so a DTensor must be unwrapped outside
         # it: declining sends the operator to DTensor first, whose own operators then come here.
-        if _any_dtensor(types):
+        # Looked up, not imported: a second saved in every worker that has no DTensor.
+        module = sys.modules.get("torch.distributed.tensor")
+        if module is not None and any(issubclass(kind, module.DTensor) for kind in types):
             return NotImplemented
         passed = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
         passed.update(kwargs or {})
@@ -226,9 +224,3 @@ def _tensors(value: Any) -> list[Tensor]:
     # DTensor tries an operator on fake tensors first, to learn the shape of its result.
     tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
     return [tensor for tensor in tensors if tensor.untyped_storage().device.type != "meta"]
-
-
-def _any_dtensor(types: tuple[type, ...]) -> bool:
-    # Looked up, not imported: a second saved in every worker that has no DTensor.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(issubclass(kind, module.DTensor) for kind in types)

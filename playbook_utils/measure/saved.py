@@ -50,17 +50,13 @@ class SavedTensor:
 class SavedTensors:
     """What was saved so far, in the order of the forward pass."""
 
-    _tensors: list[SavedTensor] = field(default_factory=list)
-
-    @property
-    def tensors(self) -> tuple[SavedTensor, ...]:
-        """One entry a distinct storage."""
-        return tuple(self._tensors)
+    tensors: list[SavedTensor] = field(default_factory=list)
+    """One entry a distinct storage."""
 
     @property
     def total_bytes(self) -> int:
         """Sum over the distinct storages."""
-        return sum(tensor.storage_bytes for tensor in self._tensors)
+        return sum(tensor.storage_bytes for tensor in self.tensors)
 
     def bytes_by_place(self) -> dict[tuple[str, str], int]:
         """{(module, operator): bytes}, in the order of the forward pass; sums to the total.
@@ -68,7 +64,7 @@ class SavedTensors:
         A tensor that several operators save stands with the first of them.
         """
         places: dict[tuple[str, str], int] = {}
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             place = (tensor.module, tensor.operator)
             places[place] = places.get(place, 0) + tensor.storage_bytes
         return places
@@ -99,7 +95,7 @@ def saved_for_backward(model: nn.Module | None = None) -> Iterator[SavedTensors]
         known[place] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         # Asked for each time: FSDP2 swaps parameters for their unsharded ones while it runs.
         if model is None or place not in _storages(model):
-            saved._tensors.append(
+            saved.tensors.append(
                 SavedTensor(
                     shape=tuple(tensor.shape),
                     dtype=str(tensor.dtype).removeprefix("torch."),
@@ -123,11 +119,7 @@ class _Operators(TorchFunctionMode):
         self.running: list[str] = []
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.running.append(getattr(func, "__name__", "").strip("_"))
         try:

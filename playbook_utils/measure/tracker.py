@@ -1,9 +1,8 @@
 """Torch's memory trackers, made to keep a timeline and to run over any number of steps.
 
-`make_tracker` gives a dispatch mode that sees every operator and
-calls `on_change(bytes by category)` after each that changed what is held. The book-keeping
-(which storage is alive, and what it is) is torch's `MemTracker`, or `FSDPMemTracker` for a model
-under `fully_shard`. What is different here:
+`make_tracker` gives a dispatch mode that sees every operator and calls `on_change` after each that
+changed what is held. The book-keeping (which storage is alive, and what it is) is torch's
+`MemTracker`, or `FSDPMemTracker` for a model under `fully_shard`. What is different here:
 
 - No module statistics, which made torch's tracker refuse a second forward (a second microbatch).
 - Temporaries of an optimizer step are "other", not optimizer states.

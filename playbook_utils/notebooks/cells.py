@@ -140,7 +140,9 @@ def parse_cell(cell: ExportedCell) -> ast.Module:
 
 def _check_statements(cell: ExportedCell, body: Iterable[ast.stmt]) -> None:
     for statement in body:
-        if isinstance(statement, ast.If) and _is_type_checking(statement.test):
+        test = getattr(statement, "test", None)
+        name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
+        if isinstance(statement, ast.If) and name == "TYPE_CHECKING":
             _check_statements(cell, [*statement.body, *statement.orelse])
         elif (offender := _offender(statement)) is not None:
             what = "a call" if isinstance(offender, ast.Call) else "a statement that runs"
@@ -175,11 +177,6 @@ def _not_constant(value: ast.expr) -> ast.expr | None:
     children = [] if isinstance(value, ast.Lambda) else ast.iter_child_nodes(value)
     parts = (_not_constant(child) for child in children if isinstance(child, ast.expr))
     return next((part for part in parts if part is not None), None)
-
-
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
-    return name == "TYPE_CHECKING"
 
 
 def _refusal(cell: ExportedCell, line_number: int, what: str) -> NotebookImportError:

@@ -29,13 +29,9 @@ from playbook_utils.errors import NotebookImportError, StaleNotebookError
 from playbook_utils.notebooks.cells import Notebook, find_notebooks, parse_cell, read_notebook
 
 __all__ = [
-    "NotebookFinder",
-    "expect_notebooks",
-    "find_folder",
-    "install",
-    "loaded_notebooks",
+    "NotebookFinder", "expect_notebooks", "find_folder", "install", "loaded_notebooks",
     "notebook_folder",
-]
+]  # fmt: skip
 
 _PACKAGE = "notebooks"
 _FEATURES = [getattr(__future__, name) for name in __future__.all_feature_names]

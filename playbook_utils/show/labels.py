@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from matplotlib.transforms import blended_transform_factory
 
@@ -39,11 +38,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 def label_size(text: Text) -> tuple[float, float]:
     """Width and height of a text in pixels."""
-    figure = text.get_figure(root=True)
-    assert figure is not None
-    canvas = figure.canvas
-    assert isinstance(canvas, FigureCanvasAgg)
-    box = text.get_window_extent(canvas.get_renderer())  # type: ignore[no-untyped-call]
+    box = text.get_window_extent()
     return box.width, box.height
 
 
@@ -67,21 +62,13 @@ def place_line_labels(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) 
     top = min(bounds.y1, figure.bbox.y1 - gap / 2)  # above it a label would be cut off
     heights = spread([float(point[1]) for point in points], gap, bounds.y0, top)
     to_axes = axes.transAxes.inverted()
-    colors = [color for _, _, color in ends.values()]
-    for text, point, height, color in zip(texts, points, heights, colors, strict=True):
+    for text, point, height, end in zip(texts, points, heights, ends.values(), strict=True):
         level = float(to_axes.transform((0.0, height))[1])
         text.set_transform(axes.transAxes)
         text.set_position((1.03, level))
-        start = to_axes.transform(point)
-        corner = (1.005, float(start[1]))
-        axes.plot(
-            *zip((float(start[0]), float(start[1])), corner, (1.025, level), strict=True),
-            transform=axes.transAxes,
-            color=color,
-            linewidth=0.7,
-            clip_on=False,
-            zorder=1,
-        )
+        x, y = map(float, to_axes.transform(point))
+        leader = axes.plot([x, 1.005, 1.025], [y, y, level], transform=axes.transAxes)[0]
+        leader.set(color=end[2], linewidth=0.7, clip_on=False, zorder=1)
 
 
 def _darker(color: str) -> str:

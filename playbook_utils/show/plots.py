@@ -132,12 +132,13 @@ def stacked_bars(
     largest = max([*totals, limit or 0.0])
     scale, shown_unit = bytes_unit(largest) if unit == "bytes" else (1, unit)
     as_text = bytes_text if unit == "bytes" else number_text
-    colors = _row_colors(rows)
+    single = all(len(parts) <= 1 for parts in rows.values())
+    names = dict.fromkeys(name for parts in rows.values() for name in parts)
+    colors = {name: color_of(name, 5 if single else place) for place, name in enumerate(names)}
     with new_figure(title, height_in=1.2 + 0.42 * len(rows)) as (figure, axes):
         axes.set(xlabel=shown_unit, ylim=(len(rows) - (0.4 if limit is None else 0.0), -0.6))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.tick_params(axis="y", length=0)
-        single = all(len(parts) <= 1 for parts in rows.values())
         if not single:
             color_key(axes, colors)
         axes.set_xlim(0, (largest or 1) / scale)
@@ -176,13 +177,6 @@ def stacked_bars(
             write_inside(axes, candidates, fontsize=9)
         what = f"{unit} by {', '.join(colors)}" if not single else unit
         return Picture(figure, description or _describe(title, what, rows))
-
-
-def _row_colors(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """{category: colour}, known categories in their order of stacking."""
-    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
-    single = all(len(parts) <= 1 for parts in rows.values())
-    return {name: color_of(name, 5 if single else place) for place, name in enumerate(names)}
 
 
 def _beside(limit: float | None, left: float, right: float) -> tuple[float, float]:

@@ -29,20 +29,9 @@ from matplotlib.patches import Patch
 from PIL import Image
 
 __all__ = [
-    "CATEGORY_COLORS",
-    "INK",
-    "KIND_COLORS",
-    "QUIET",
-    "RANK_COLORS",
-    "WIDTH_IN",
-    "Picture",
-    "color_key",
-    "color_of",
-    "house_style",
-    "new_figure",
-    "rank_color",
-    "text_color_on",
-]
+    "CATEGORY_COLORS", "INK", "KIND_COLORS", "QUIET", "RANK_COLORS", "WIDTH_IN",
+    "Picture", "color_key", "color_of", "house_style", "new_figure", "rank_color", "text_color_on",
+]  # fmt: skip
 
 KIND_COLORS: Mapping[str, str] = {
     "forward": "#56B4E9",

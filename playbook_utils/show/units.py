@@ -19,8 +19,11 @@ def bytes_text(n: float) -> str:
     """A number of bytes in the largest binary unit that keeps it at 1 or more: "16 MiB"."""
     if not is_number(n) or not math.isfinite(n):
         raise TypeError(f"expected a finite number of bytes, got {n!r}")
-    unit = _unit_of(abs(float(n)) * 1024 / 1023.5)  # 1,023.5 KiB would read 1024 KiB
-    return f"{_short(float(n) / 1024**unit)} {_UNITS[unit]}"
+    scale, unit = bytes_unit(abs(float(n)) * 1024 / 1023.5)  # 1,023.5 KiB would read 1024 KiB
+    value = float(n) / scale
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    text = f"{value:.{decimals}f}"
+    return f"{text.rstrip('0').rstrip('.') if decimals else text} {unit}"
 
 
 def is_number(value: object) -> bool:
@@ -34,19 +37,9 @@ def _is_whole(value: object) -> bool:
 
 def bytes_unit(largest: float) -> tuple[int, str]:
     """(bytes in one unit, the unit's name) for an axis that reaches up to `largest` bytes."""
-    unit = _unit_of(largest)
+    last = len(_UNITS) - 1
+    unit = next((i for i in range(last) if largest < 1024 ** (i + 1)), last)
     return 1024**unit, _UNITS[unit]
-
-
-def _unit_of(n: float) -> int:
-    return next((i for i in range(len(_UNITS)) if n < 1024 ** (i + 1)), len(_UNITS) - 1)
-
-
-def _short(value: float) -> str:
-    """Three digits or so, without zeros at the end."""
-    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    text = f"{value:.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def number_text(value: float) -> str:

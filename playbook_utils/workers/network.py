@@ -96,10 +96,8 @@ class SlowWork:
     """The handle of an async call on a slow network; a stand-in for `torch.distributed.Work`."""
 
     def __init__(self, real: Any, name: str, delay_s: float, trace: TraceRecorder | None) -> None:
-        self._real = real
-        self._name = name
-        self._delay_s = delay_s
-        self._trace = trace
+        self._real, self._name = real, name
+        self._delay_s, self._trace = delay_s, trace
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._error_seen = False
@@ -228,9 +226,5 @@ def _slowed(function: Callable[..., Any], link: _Link) -> Callable[..., Any]:
 
 
 def _readable(size_bytes: int) -> str:
-    size, unit = float(size_bytes), "B"
-    for larger in ("kB", "MB", "GB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.4g} {unit}"
+    power = next((i for i in range(3) if size_bytes < 1000 ** (i + 1)), 3)
+    return f"{size_bytes / 1000**power:.4g} {('B', 'kB', 'MB', 'GB')[power]}"
