@@ -231,7 +231,7 @@ class TestReport:
 
     def test_the_square_is_named_where_only_the_book_counts_it(self) -> None:
         def square(**settings: Any) -> list[str]:
-            pattern = r"difference in activations .* widget, ([\d.]+ GiB) is the a s"
+            pattern = r"difference in activations .* widget, ([\d.]+ GiB) is what attention"
             return re.findall(pattern, explorer_page(train(LLAMA, **settings)))
 
         a_s2_b = 32 * 4096**2
