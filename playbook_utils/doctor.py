@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -80,10 +79,11 @@ def inspect_machine() -> Machine:
     driver = _output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     compiler = "clang++" if platform.system() == "Darwin" else "g++"
     version = _output_of(compiler, "--version").splitlines()
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return Machine(
         python=sys.version_info[:3],
         system=platform.system(),
-        cores=_usable_cores(),
+        cores=cores,  # those this process may run on
         memory_bytes=_usable_memory_bytes(),
         probe=_run_probe(),
         driver_gpus=tuple(line.strip() for line in driver.splitlines() if line.strip()),
@@ -228,14 +228,10 @@ def _count(names: list[str]) -> str:
 
 def _output_of(program: str, *arguments: str) -> str:
     """What a program prints, or "" where it is missing, fails or does not end."""
-    path = shutil.which(program)
-    if path is None:
-        return ""
-    try:
-        done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    command = [program, *arguments]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=20)
+    return ""
 
 
 def _other_kernels() -> str | None:
@@ -254,14 +250,9 @@ def _run_probe() -> dict[str, dict[str, Any]]:
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, "-m", "playbook_utils.doctor_probe"]
+    env = os.environ | {"PYTHONPATH": path}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=os.environ | {"PYTHONPATH": path},
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
         found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
         return found
     except subprocess.TimeoutExpired:
@@ -270,11 +261,6 @@ def _run_probe() -> dict[str, dict[str, Any]]:
         last_line = (done.stderr.strip() or "no message").splitlines()[-1]
         error = f"trying it ended with exit status {done.returncode}: {last_line}"
     return {name: {"error": error} for name in ("torch", "gpus", "gloo", "nccl", "triton")}
-
-
-def _usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _usable_memory_bytes() -> int:

@@ -95,10 +95,8 @@ def probe() -> dict[str, dict[str, Any]]:
     found = {"torch": _attempt(_torch), "gpus": _attempt(_gpus)}
     if not found["gpus"].get("works"):
         os.environ["TRITON_INTERPRET"] = "1"
-    found["gloo"] = _attempt(_gloo)
-    found["nccl"] = _attempt(_nccl)
-    found["triton"] = _attempt(_triton)
-    return found
+    tried = {"gloo": _gloo, "nccl": _nccl, "triton": _triton}
+    return found | {name: _attempt(try_it) for name, try_it in tried.items()}
 
 
 if __name__ == "__main__":

@@ -87,10 +87,9 @@ def _verdict(exercise: Exercise, attempt: Any) -> CheckResult:
     except LaunchError as error:
         if error.failures and all(map(_is_stub_failure, error.failures)):
             return _unsolved(exercise, error.failures[0].summary.partition(": ")[2])
-        checks = [f for f in error.failures if isinstance(f.exception, CheckFailed)]
-        if checks:
-            return _failed(exercise, f"on rank {checks[0].rank}: {checks[0].exception}")
-        return _failed(exercise, str(error))
+        checks = (f for f in error.failures if isinstance(f.exception, CheckFailed))
+        told = (f"on rank {f.rank}: {f.exception}" for f in checks)
+        return _failed(exercise, next(told, str(error)))
     except (Exception, SystemExit) as error:
         if isinstance(error, NotImplementedError) and _is_stub(error):
             return _unsolved(exercise, str(error))

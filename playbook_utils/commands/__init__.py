@@ -3,12 +3,6 @@
 A module's first line is the subcommand's help; it has a DESCRIPTION, `add_arguments` and `run`.
 
 Left out: anything worth calling from a lesson; that lives in the package proper.
-
-    playbook doctor --json
-    playbook run 06
-    playbook refresh 06 --check
-    playbook export 06 -o data_parallelism.py
-    playbook memory --model llama-3-8b --dp 8 --zero 1 --gpu h100-sxm
 """
 
 from __future__ import annotations
@@ -59,19 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"playbook {arguments.command}: interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except BrokenPipeError:
-        _drop_output()
-        return _READER_GONE
     except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:  # send it nowhere: Python would fail again on it as it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return _READER_GONE
         print(f"playbook {arguments.command}: {error}", file=sys.stderr)
-        _drop_output()
         return 2
     return status
-
-
-def _drop_output() -> None:
-    """Send nowhere what cannot be written: Python would fail again on it as it exits."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -45,8 +45,6 @@ def as_text(findings: list[Finding]) -> str:
         indent = " " * (name_width + 11)
         for text in (finding.costs, finding.remedy):
             lines += textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
-    broken = [f.name for f in findings if f.required and f.status == "missing"]
-    verdict = (
-        f"No lesson can run without {', '.join(broken)}." if broken else "The lessons run here."
-    )
+    broken = ", ".join(f.name for f in findings if f.required and f.status == "missing")
+    verdict = f"No lesson can run without {broken}." if broken else "The lessons run here."
     return "\n".join([*lines, "", verdict])

@@ -124,14 +124,13 @@ def _with_flags(sentence: str) -> str:
     return sentence
 
 
-def _as_text(answer: Training, gpu: Accelerator | None = None) -> str:
+def _as_text(answer: Training, gpu: Accelerator | None) -> str:
     shape, layout, estimate = answer.shape, answer.layout, answer.estimate
     kept = f"{estimate.num_params:,} parameters"  # those it computes with
     if answer.kept_params < estimate.num_params:
         kept += f" ({answer.kept_params:,} of them kept)"
-    degrees = "".join(
-        f"{name} {getattr(layout, name)}, " for name in ("dp", "tp", "cp", "pp", "ep")
-    )
+    axes = ("dp", "tp", "cp", "pp", "ep")
+    degrees = "".join(f"{name} {getattr(layout, name)}, " for name in axes)
     ranks = "rank" if layout.world_size == 1 else "ranks"
     lines = [
         f"{shape.name or 'model'}: {shape.num_params:,} parameters, {answer.microbatch_size} x "
@@ -157,16 +156,14 @@ def _as_text(answer: Training, gpu: Accelerator | None = None) -> str:
     return "\n".join(lines)
 
 
-def _as_json(
-    answer: Training, gpu: Accelerator | None = None, ignored_fields: Sequence[str] = ()
-) -> dict[str, Any]:
+def _as_json(answer: Training, gpu: Accelerator | None, ignored: Sequence[str]) -> dict[str, Any]:
     # Keys are only ever added.
     layout, estimate = answer.layout, answer.estimate
     return {
         "model": {
             "name": answer.shape.name,
             "num_params": answer.shape.num_params,
-            "ignored_fields": list(ignored_fields),
+            "ignored_fields": list(ignored),
         },
         "seq_len": answer.seq_len,
         "microbatch_size": answer.microbatch_size,

@@ -202,10 +202,10 @@ def _normalise_output(output: Any, execution_count: int) -> Any:
         output.evalue = mask(output.evalue)
         output.traceback = [mask(line) for line in output.traceback]
     else:
-        data = {kind: value for kind, value in output.data.items() if kind != _WIDGET_VIEW}
         output.data = {
             kind: mask(value) if kind.startswith("text/") and isinstance(value, str) else value
-            for kind, value in data.items()
+            for kind, value in output.data.items()
+            if kind != _WIDGET_VIEW
         }
         if output.output_type == "execute_result":
             output.execution_count = execution_count

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from playbook_utils.commands.execution import Execution, execute, read_notebook
@@ -88,11 +87,7 @@ def progress_bar(paths: list[Path], runs: int = 1) -> Any:
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
     """Treat SIGTERM as Ctrl-C within the block, so that it too stops the kernel."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
