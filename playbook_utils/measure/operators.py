@@ -92,7 +92,7 @@ class OperatorLog:
 def record_operators() -> Iterator[OperatorLog]:
     """Count what the operators inside the `with` move, on any device.
 
-    Gives a log: `moved_bytes`, `read_bytes` and `written_bytes` together, and `rows`, one per
+    Gives a log: `moved_bytes`, `read_bytes` and `written_bytes` of all, and `rows`, one per
     operator in order, each with `op`, these bytes and `numbers` (elements of its largest tensor).
     """
     log = OperatorLog()
