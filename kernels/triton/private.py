@@ -10,7 +10,7 @@ A release of Triton may move any of them. The error then says which, and
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 __all__ = ["NAMES"]
@@ -34,14 +34,10 @@ NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attributes = NAMES[name].partition(":")
     try:
-        found = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
+        return pkgutil.resolve_name(NAMES[name])
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"{NAMES[name]} is not in this version of Triton: install the one that "
             f"pyproject.toml asks for, or mend {__name__}"
         ) from error
-    return found

@@ -8,7 +8,7 @@ asks for each. Left out: what a memory tracker calls its own parts (`measure.tra
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from typing import Any
 
 from torch import Tensor
@@ -36,17 +36,13 @@ NAMES = {
 def __getattr__(name: str) -> Any:
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attributes = NAMES[name].partition(":")
     try:
-        found = importlib.import_module(module)
-        for attribute in attributes.split("."):
-            found = getattr(found, attribute)
+        return pkgutil.resolve_name(NAMES[name])
     except (ImportError, AttributeError) as error:
         raise ImportError(
             f"{NAMES[name]} is not in this version of torch: install the one that "
             f"pyproject.toml asks for, or mend {__name__}"
         ) from error
-    return found
 
 
 def storage_id(tensor: Tensor) -> int:

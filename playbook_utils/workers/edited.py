@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import site
 import struct
 import sys
-import sysconfig
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
 import psutil
 
-import playbook_utils
+from playbook_utils.workers.report import library_folders
 
 __all__ = ["Modules"]
 
@@ -52,7 +50,8 @@ def _imported(spec: ModuleSpec | None) -> Stamp | None:
     """What the file of a module was when it was imported; None for a library's."""
     if spec is None or spec.origin is None or not isinstance(spec.loader, SourceFileLoader):
         return None
-    if os.path.abspath(spec.origin).startswith(_library_folders()):
+    package = os.path.dirname(os.path.dirname(__file__))
+    if os.path.abspath(spec.origin).startswith((package, *library_folders())):
         return None
     now = _now(spec.origin)
     # Older than this process: read as it is, whatever an old compiled copy says.
@@ -72,9 +71,3 @@ def _now(path: str | None) -> Stamp | None:
     except OSError:
         return None
     return int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF
-
-
-def _library_folders() -> tuple[str, ...]:
-    own = os.path.dirname(playbook_utils.__file__ or "")
-    base = os.path.join(sys.base_prefix, "lib")
-    return (own, base, site.getusersitepackages(), *set(sysconfig.get_paths().values()))

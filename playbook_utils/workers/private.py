@@ -7,53 +7,24 @@ A version that lacks one stops the import with the name that moved, not a launch
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID as classes_by_id
+from cloudpickle.cloudpickle import (
+    _class_setstate,
+    _make_skeleton_class,
+    _make_skeleton_enum,
+)
+from cloudpickle.cloudpickle import _code_reduce as code_reduce
+
+# Public by name, but PyTorch does not export them.
+from torch.distributed import FileStore, set_debug_level_from_env  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _canonicalize_group_rank as group_rank
 
 __all__ = [
-    "SET_CLASS", "SKELETONS", "FileStore", "classes_by_id", "code_reduce", "find", "group_rank",
+    "SET_CLASS", "SKELETONS", "FileStore", "classes_by_id", "code_reduce", "group_rank",
     "set_debug_level_from_env",
 ]  # fmt: skip
 
-
-def find(module: str, name: str) -> Any:
-    """A private name of another project.
-
-    Raises:
-        ImportError: it is not there; names it, and the version that lacks it.
-    """
-    found = importlib.import_module(module)
-    try:
-        return getattr(found, name)
-    except AttributeError:
-        project = module.partition(".")[0]
-        version = getattr(importlib.import_module(project), "__version__", "of unknown version")
-        raise ImportError(
-            f"{project} {version} has no {module}.{name}, which playbook_utils.workers uses: "
-            "install the versions that pyproject.toml names"
-        ) from None
-
-
-code_reduce: Callable[..., tuple[Any, ...]] = find("cloudpickle.cloudpickle", "_code_reduce")
-"""(function, arguments) that make a code object anew."""
-classes_by_id: MutableMapping[str, type] = find(
-    "cloudpickle.cloudpickle", "_DYNAMIC_CLASS_TRACKER_BY_ID"
-)
-"""The classes that travelled by value, here or to here."""
-SKELETONS = tuple(
-    find("cloudpickle.cloudpickle", name).__name__
-    for name in ("_make_skeleton_class", "_make_skeleton_enum")
-)
-"""What a pickle calls to make a class by value."""
-SET_CLASS: str = find("cloudpickle.cloudpickle", "_class_setstate").__name__
+SKELETONS = (_make_skeleton_class.__name__, _make_skeleton_enum.__name__)
+"""What a pickle calls to make a class by value; `classes_by_id` holds those that travelled."""
+SET_CLASS: str = _class_setstate.__name__
 """What a pickle calls to fill that class."""
-
-group_rank: Callable[..., Any] = find(
-    "torch.distributed.distributed_c10d", "_canonicalize_group_rank"
-)
-"""Every call that names a peer comes by here, with the peer's rank of the world or of its group."""
-
-# Public by name, but PyTorch does not export them.
-FileStore: Callable[[str, int], Any] = find("torch.distributed", "FileStore")
-set_debug_level_from_env: Callable[[], None] = find("torch.distributed", "set_debug_level_from_env")

@@ -27,7 +27,7 @@ from playbook_utils.workers import pickling, worker
 from playbook_utils.workers.raised import SUMMARY_CHARS, Frame, Raised, cut
 from playbook_utils.workers.rank import Rank
 
-__all__ = ["cause", "failure", "is_cause", "is_whole", "shortage", "unreadable"]
+__all__ = ["cause", "failure", "is_cause", "is_whole", "library_folders", "shortage", "unreadable"]
 
 _VICTIM = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|closed by peer"
@@ -287,13 +287,14 @@ def _is_stage(frame: Frame) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith(_library_folders()) or file.startswith("<frozen ")
+    return file.startswith(library_folders()) or file.startswith("<frozen ")
 
 
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    known = [paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"]]
-    return (*known, site.getusersitepackages(), _HERE, os.path.join(sys.base_prefix, "lib"))
+def library_folders() -> tuple[str, ...]:
+    """Where code stands that is not the user's: Python's, installed packages, this wing."""
+    known = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    base = os.path.join(sys.base_prefix, "lib")
+    return (_HERE, base, site.getusersitepackages(), *known)
 
 
 def _place(frame: Frame) -> str:

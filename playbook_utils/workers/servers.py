@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 from playbook_utils.errors import PlaybookError
 from playbook_utils.workers.forkserver import SLOW_IMPORTS
@@ -38,44 +38,8 @@ signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 """
 
 
-class Server(Protocol):
-    """Starts and ends workers."""
-
-    def start(self, rank: int, fds: Descriptors) -> int:
-        """Start one worker; returns its process id. The descriptors stay open here."""
-        ...
-
-    def expect(self, names: frozenset[str]) -> None:
-        """Make ready, before a launch, for a function whose code uses these names."""
-        ...
-
-    def fileno(self) -> int:
-        """A descriptor that can be read when a worker has exited; -1: ask from time to time."""
-        ...
-
-    def exited(self) -> dict[int, int]:
-        """{pid: exit code, negative for a signal} of those that exited since the last call."""
-        ...
-
-    def signal(self, pids: list[int], number: int) -> None:
-        """Send a signal to workers; those that are gone are left out."""
-        ...
-
-    def end(self) -> None:
-        """Kill all workers and what they started; returns when none is left."""
-        ...
-
-    def close(self) -> None:
-        """End the server itself."""
-        ...
-
-    def alive(self) -> bool:
-        """Whether it can still start workers."""
-        ...
-
-
 class ForkServer:
-    """The kernel's end of `forkserver`."""
+    """The kernel's end of `forkserver`; its methods are those of every server."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,7 +62,7 @@ class ForkServer:
             )
 
     def start(self, rank: int, fds: Descriptors) -> int:
-        """Fork one worker from the server."""
+        """Start one worker; returns its process id. The descriptors stay open here."""
         if not self._ready:
             self._wait_for("ready", START_TIMEOUT_S)
             self._ready = True
@@ -112,14 +76,17 @@ class ForkServer:
         return int(self._wait_for("forked", START_TIMEOUT_S)["pid"])
 
     def expect(self, names: frozenset[str]) -> None:
+        """Make ready, before a launch, for a function whose code uses these names."""
         modules = [module for module, marks in SLOW_IMPORTS.items() if marks & names]
         if modules:
             self._order(do="import", modules=modules)
 
     def fileno(self) -> int:
+        """A descriptor that can be read when a worker has exited; -1: ask from time to time."""
         return self._control.fileno()
 
     def exited(self) -> dict[int, int]:
+        """{pid: exit code, negative for a signal} of those that exited since the last call."""
         self._control.setblocking(False)
         try:
             while True:
@@ -133,9 +100,11 @@ class ForkServer:
         return exited
 
     def signal(self, pids: list[int], number: int) -> None:
+        """Send a signal to workers; those that are gone are left out."""
         self._order(do="signal", pids=pids, number=int(number))
 
     def end(self) -> None:
+        """Kill all workers and what they started; returns when none is left."""
         if not self._ready or not self.alive():
             return
         self._order(do="end")
@@ -144,6 +113,7 @@ class ForkServer:
         self._exited.clear()
 
     def close(self) -> None:
+        """End the server itself."""
         if self._has_ranks:
             with contextlib.suppress(PlaybookError, OSError):
                 self.end()
@@ -153,6 +123,7 @@ class ForkServer:
         self._process.wait()
 
     def alive(self) -> bool:
+        """Whether it can still start workers."""
         return self._control.fileno() >= 0 and self._process.poll() is None
 
     def threads(self) -> int:
@@ -268,3 +239,6 @@ class SpawnServer:
 def _kill_group(leader: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
+
+
+Server = ForkServer | SpawnServer
