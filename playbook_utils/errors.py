@@ -11,18 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 __all__ = [
-    "CheckFailed",
-    "LaunchError",
-    "LaunchInterrupted",
-    "LaunchTimeout",
-    "NestedLaunchError",
-    "NotEquivalent",
-    "NotebookImportError",
-    "PlaybookError",
-    "RankFailure",
-    "StaleNotebookError",
+    "CheckFailed", "LaunchError", "LaunchInterrupted", "LaunchTimeout", "NestedLaunchError",
+    "NotEquivalent", "NotebookImportError", "PlaybookError", "RankFailure", "StaleNotebookError",
     "without_frames",
-]
+]  # fmt: skip
 
 E = TypeVar("E", bound=BaseException)
 

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
@@ -113,10 +112,6 @@ class Picture:
         image = Image.open(drawn).convert("RGB")
         image.quantize(256, dither=Image.Dither.NONE, kmeans=1).save(written, "png", optimize=True)
         return written.getvalue()
-
-    def save(self, path: str | Path) -> None:
-        """Write the PNG to a file."""
-        Path(path).write_bytes(self.png)
 
     def __repr__(self) -> str:
         return self.description

@@ -147,7 +147,9 @@ def launch(
         raise without_frames(error) from None
     if torchrun.is_active():
         return torchrun.run(fn, args, world_size, backend, collective_timeout_s)
-    chosen = backend or _default_backend(world_size)
+    affine = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
+    chosen = backend or ("gloo", "cpu:gloo,cuda:nccl")[torch.cuda.device_count() >= world_size]
     with _told(world_size), _SERVERS.lock, ExitStack() as stack:
         cwd = _working_directory()
         for file in _SERVERS.modules.edited():
@@ -162,7 +164,7 @@ def launch(
             world_size=world_size,
             backend=chosen,
             collective_timeout_s=_collective_timeout_s(chosen, collective_timeout_s, timeout_s),
-            threads=threads or max(1, _cores() // world_size),
+            threads=threads or max(1, cores // world_size),
             environ=dict(os.environ),
             cwd=cwd,
             sys_path=list(sys.path),
@@ -223,10 +225,10 @@ def _checked(fn: object, world_size: object, unknown: dict[str, object]) -> int:
             "launch(train, batches, world_size=4), without calling it"
         )
     if unknown:
-        name = next(iter(unknown))
+        name, called = next(iter(unknown)), getattr(fn, "__name__", type(fn).__name__)
         raise TypeError(
-            f"launch() has no argument {name!r}; if {_name(fn)} has, write "
-            f"launch(functools.partial({_name(fn)}, {name}=...), ...)"
+            f"launch() has no argument {name!r}; if {called} has, write "
+            f"launch(functools.partial({called}, {name}=...), ...)"
         )
     number = _whole(world_size)
     if number is None:
@@ -265,10 +267,6 @@ def _whole(value: object) -> int | None:
         return None
 
 
-def _name(fn: object) -> str:
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def _working_directory() -> str:
     try:
         return os.getcwd()
@@ -305,18 +303,10 @@ def _start_method(asked: StartMethod | None) -> StartMethod:
     return asked or ("fork" if sys.platform.startswith("linux") else "spawn")
 
 
-def _default_backend(world_size: int) -> str:
-    return "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= world_size else "gloo"
-
-
 def _collective_timeout_s(backend: str, asked: float | None, timeout_s: float) -> float:
     if asked is not None:
         return asked
     return timeout_s + 60 if "nccl" in backend else DEFAULT_COLLECTIVE_TIMEOUT_S
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _notebooks() -> dict[str, Any]:

@@ -130,37 +130,11 @@ def _make_tensor(
     return tensor
 
 
-class _Reader:
-    """A file to read from memory, which `io.BytesIO` would copy first."""
-
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
-        self._data = memoryview(data)
-        self._position = 0
-
-    def read(self, size: int = -1) -> bytes:
-        end = len(self._data) if size < 0 else self._position + size
-        part = bytes(self._data[self._position : end])
-        self._position += len(part)
-        return part
-
-    def readinto(self, buffer: memoryview) -> int:
-        part = self._data[self._position : self._position + len(buffer)]
-        buffer[: len(part)] = part
-        self._position += len(part)
-        return len(part)
-
-    def readline(self) -> bytes:
-        line = bytearray()
-        while not line.endswith(b"\n") and (byte := self.read(1)):
-            line += byte
-        return bytes(line)
-
-
 class _Unpickler(pickle.Unpickler):
     """Leaves classes that this process already has as they are."""
 
-    def __init__(self, file: _Reader, buffers: Iterable[memoryview]) -> None:
-        super().__init__(file, buffers=buffers)
+    def __init__(self, data: bytes | bytearray | memoryview, buffers: Iterable[memoryview]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
         self._new_classes: set[type] = set()
 
     def find_class(self, module: str, name: str) -> Any:
@@ -203,7 +177,7 @@ def dumps(obj: Any, *, out_of_band: bool = False) -> Payload:
 
 def loads(data: bytes | bytearray | memoryview, buffers: Iterable[memoryview] = ()) -> Any:
     """Unpickle, leaving classes that this process already has as they are."""
-    return _Unpickler(_Reader(data), buffers).load()
+    return _Unpickler(data, buffers).load()
 
 
 def add_sources(sources: Mapping[str, str]) -> None:

@@ -76,7 +76,7 @@ def is_cause(rank: Rank) -> bool:
 
 def is_whole(dump: bytes | bytearray) -> bool:
     """Whether faulthandler, which writes line by line, has reached the outermost frame."""
-    return b" in main\n" in dump or b" in <module>\n" in dump
+    return b" in <module>\n" in dump
 
 
 def failure(ranks: Sequence[Rank], timeout_s: float) -> LaunchError:

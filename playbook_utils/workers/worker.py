@@ -150,23 +150,20 @@ def _prepare(rank: int, fds: Descriptors) -> tuple[Callable[..., Any], tuple[Any
 def _enter(rank: int, setup: Setup) -> None:
     """Take over the notebook's folder, paths, environment and cells."""
     os.environ.clear()
-    os.environ.update(setup.environ)
-    os.environ.update(
-        {
-            MARK: "1",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(setup.world_size),
-            "LOCAL_WORLD_SIZE": str(setup.world_size),
-        }
-    )
+    me, world = str(rank), str(setup.world_size)
+    os.environ.update(setup.environ | {MARK: "1", "RANK": me, "LOCAL_RANK": me})
+    os.environ.update({"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world})
     # Loopback only: nothing listens where others could reach it, and no name is looked up.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     os.environ.setdefault("OMP_NUM_THREADS", str(setup.threads))
     os.chdir(setup.cwd)
     sys.path[:] = setup.sys_path
     pickling.add_sources(setup.sources)
-    _install_notebooks(setup)
+    if setup.notebook_folder is not None:
+        from playbook_utils import notebooks
+
+        notebooks.install(setup.notebook_folder)
+        notebooks.expect_notebooks(setup.notebooks)
     torch.set_num_threads(setup.threads)
     torch.set_default_dtype(setup.dtype)
     torch.set_float32_matmul_precision(setup.matmul_precision)
@@ -177,14 +174,6 @@ def _enter(rank: int, setup: Setup) -> None:
         sys.modules["numpy"].random.seed()
     # Read at import, which was before the notebook's environment came.
     private.set_debug_level_from_env()
-
-
-def _install_notebooks(setup: Setup) -> None:
-    if setup.notebook_folder is not None:
-        from playbook_utils import notebooks
-
-        notebooks.install(setup.notebook_folder)
-        notebooks.expect_notebooks(setup.notebooks)
 
 
 def _join(rank: int, setup: Setup, rendezvous_path: str) -> None:
