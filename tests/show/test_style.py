@@ -111,8 +111,3 @@ def test_a_picture_is_opaque_and_white_and_shown_900_pixels_wide() -> None:
     assert data["image/png"] == picture.png and metadata["image/png"] == {"width": 900}
     assert data["text/plain"] == repr(picture) == picture.description
     assert set(data) == {"image/png", "text/plain"}
-
-
-def test_a_picture_can_be_saved(tmp_path) -> None:
-    (tmp_path / "a.png").write_bytes(draw().png)
-    assert (tmp_path / "a.png").read_bytes() == draw().png
