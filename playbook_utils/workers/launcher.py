@@ -147,9 +147,9 @@ def launch(
         raise without_frames(error) from None
     if torchrun.is_active():
         return torchrun.run(fn, args, world_size, backend, collective_timeout_s)
-    affine = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
-    chosen = backend or ("gloo", "cpu:gloo,cuda:nccl")[torch.cuda.device_count() >= world_size]
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    a_gpu_each = torch.cuda.device_count() >= world_size
+    chosen = backend or ("cpu:gloo,cuda:nccl" if a_gpu_each else "gloo")
     with _told(world_size), _SERVERS.lock, ExitStack() as stack:
         cwd = _working_directory()
         for file in _SERVERS.modules.edited():
