@@ -341,3 +341,54 @@ def test_a_class_body_that_runs_something_is_refused(folder: Path) -> None:
     write_notebook(folder, "07_run.ipynb", "#| export\nclass S:\n    print('runs')")
     with pytest.raises(NotebookImportError, match=r"07_run.ipynb, cell 1"):
         importlib.import_module("notebooks.run")
+
+
+FOLDED = """Ours:
+
+<details><summary>Ours</summary>
+
+```python
+#| export
+def double(x):
+    return 2 * missing
+```
+
+and one that stays here:
+
+```python
+def unmarked():
+    pass
+```
+
+</details>
+"""
+
+
+def test_a_marked_fence_in_a_text_is_exported_in_its_place(folder: Path) -> None:
+    cells = [
+        new_code_cell("#| export\nmissing = 3"),
+        new_markdown_cell(FOLDED),
+        new_markdown_cell("```python\n#| export\nBASE = double\n```"),
+        new_code_cell("#| export\nclass User:\n    double = BASE"),
+    ]
+    folder.mkdir(exist_ok=True)
+    nbformat.write(new_notebook(cells=cells), folder / "07_folded.ipynb")
+    module = importlib.import_module("notebooks.folded")
+    assert module.User.double(4) == 6
+    with pytest.raises(AttributeError, match="exports no 'unmarked'"):
+        _ = module.unmarked
+    assert inspect.getsource(module.double).startswith("def double(x)")
+    del module.missing
+    with pytest.raises(NameError) as error:
+        module.double(4)
+    (*_, frame) = traceback.extract_tb(error.value.__traceback__)
+    assert frame.filename == "<07_folded.ipynb, answer 1 below cell 1>"
+    assert (frame.lineno, frame.line) == (3, "return 2 * missing")
+
+
+def test_a_marked_fence_may_only_define(folder: Path) -> None:
+    cells = [new_code_cell("1"), new_markdown_cell("```python\n#| export\nprint(1)\n```")]
+    folder.mkdir(exist_ok=True)
+    nbformat.write(new_notebook(cells=cells), folder / "07_folded.ipynb")
+    with pytest.raises(NotebookImportError, match="answer 1 below cell 1, line 2: a call"):
+        importlib.import_module("notebooks.folded")

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from playbook_utils.commands import doctor, export, memory, refresh, run
+from playbook_utils.commands import doctor, export, memory, progress, refresh, run
 from playbook_utils.errors import PlaybookError
 
 __all__ = ["main"]
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "and what its formulas predict.",
     )
     subcommands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for module in (doctor, run, refresh, export, memory):
+    for module in (doctor, run, progress, refresh, export, memory):
         name, _, about = str(module.__doc__).splitlines()[0].partition("`: ")
         command = subcommands.add_parser(
             name.split()[-1], help=about.rstrip("."), description=module.DESCRIPTION

@@ -29,7 +29,17 @@ from playbook_utils.commands.lessons import find_folder, select
 from playbook_utils.commands.run import add_arguments as add_lesson_arguments
 from playbook_utils.commands.run import progress_bar, report_failure, stop_on_sigterm
 
-__all__ = ["MASKS", "OLDEST", "add_arguments", "as_bytes", "difference", "mask", "normalise", "run"]
+__all__ = [
+    "MASKS",
+    "OLDEST",
+    "add_arguments",
+    "as_bytes",
+    "difference",
+    "mask",
+    "normalise",
+    "replace",
+    "run",
+]
 
 DESCRIPTION = (
     "Execute lessons and store their outputs, without what differs from run to run. A lesson that "
@@ -57,7 +67,8 @@ OLDEST = {
 """The lowest instruction set of each library in PyTorch that chooses one by the processor."""
 
 MAX_BYTES = 5_000_000
-_CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "tags")
+_CELL_METADATA = ("deletable", "editable", "jupyter", "slideshow", "stub", "tags")
+_STUB = "raise NotImplementedError("
 # JupyterLab draws no saved widget, and GitHub refuses a notebook that stores one without its state.
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 _METADATA = {
@@ -109,11 +120,11 @@ def _refresh(path: Path, arguments: argparse.Namespace, bar: Any) -> str:
         return "would change"
     if len(new) > MAX_BYTES:
         return f"failed: {len(new):,} bytes are too many to store, not written"
-    _replace(path, new)
+    replace(path, new)
     return "written"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
     """Write all of it or nothing, with the file's own permissions."""
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
     try:
@@ -174,8 +185,9 @@ def as_bytes(notebook: Any) -> bytes:
 def normalise(notebook: Any) -> Any:
     """A copy of an executed notebook without what differs from run to run or machine to machine.
 
-    Kept: sources, cell ids, tags, outputs. Dropped: widget state and views, timings, the Python
-    version. Masked in texts: `MASKS`. Cells without an id get one by their position.
+    Kept: sources, cell ids, tags, outputs. Added: an exercise's stub, in its metadata. Dropped:
+    widget state and views, timings, the Python version. Masked in texts: `MASKS`. Cells without
+    an id get one by their position.
     """
     import nbformat
 
@@ -188,6 +200,8 @@ def normalise(notebook: Any) -> Any:
         cell.metadata = {key: cell.metadata[key] for key in _CELL_METADATA if key in cell.metadata}
         if cell.cell_type != "code":
             continue
+        if "exercise" in cell.metadata.get("tags", []) and _STUB in cell.source:
+            cell.metadata["stub"] = cell.source  # what `playbook progress --reset` puts back
         executed += bool(cell.source.strip())
         cell.execution_count = executed if cell.source.strip() else None
         cell.outputs = [_normalise_output(o, executed) for o in cell.outputs]

@@ -1,5 +1,7 @@
 """`playbook run`: execute lessons, print time and memory of each.
 
+Minutes are a learner's, for the core path; seconds the machine's, for all cells.
+
 Left out: comparing with the stored outputs (`make test`) and storing new ones (`refresh`).
 
     playbook run
@@ -18,6 +20,7 @@ from typing import Any
 
 from playbook_utils.commands.execution import Execution, execute, read_notebook
 from playbook_utils.commands.lessons import add_folder_option, find_folder, select
+from playbook_utils.notebooks.length import length
 
 __all__ = ["DESCRIPTION", "add_arguments", "as_table", "report_failure", "run", "stop_on_sigterm"]
 
@@ -46,26 +49,29 @@ def run(arguments: argparse.Namespace) -> int:
         for path in paths:
             bar.set_description(path.stem)
             executions[path.stem] = execute(path, timeout_s=arguments.timeout, on_cell=bar.update)
-    print(as_table(executions))
+    print(as_table(executions, {path.stem: length(path).minutes for path in paths}))
     failures = [execution.failure for execution in executions.values() if execution.failure]
     for failure in failures:
         print(f"\n{report_failure(failure)}", file=sys.stderr)
     return int(bool(failures))
 
 
-def as_table(executions: dict[str, Execution]) -> str:
-    """Lesson, seconds, cells, peak memory and outcome of each run, and their sum."""
+def as_table(executions: dict[str, Execution], minutes: dict[str, int]) -> str:
+    """Lesson, a learner's minutes, seconds, cells, peak memory and outcome of each, and sums."""
     width = max(len("lesson"), *(len(name) for name in executions))
-    lines = [f"{'lesson':<{width}}  {'seconds':>8}  {'cells':>5}  {'peak memory':>11}  result"]
+    heads = f"{'minutes':>7}  {'seconds':>8}  {'cells':>5}  {'peak memory':>11}"
+    lines = [f"{'lesson':<{width}}  {heads}  result"]
     for name, of in executions.items():
         result = "ok" if of.failure is None else f"FAILED at cell [{of.failure.cell}]"
         memory = f"{of.peak_memory_bytes / 2**20:.0f} MiB"
-        lines.append(f"{name:<{width}}  {of.seconds:>8.1f}  {of.cells:>5}  {memory:>11}  {result}")
+        numbers = f"{minutes[name]:>7}  {of.seconds:>8.1f}  {of.cells:>5}  {memory:>11}"
+        lines.append(f"{name:<{width}}  {numbers}  {result}")
     if len(executions) > 1:
         seconds = sum(of.seconds for of in executions.values())
         cells = sum(of.cells for of in executions.values())
         memory = f"{max(of.peak_memory_bytes for of in executions.values()) / 2**20:.0f} MiB"
-        lines.append(f"{'all':<{width}}  {seconds:>8.1f}  {cells:>5}  {memory:>11}")
+        numbers = f"{sum(minutes.values()):>7}  {seconds:>8.1f}  {cells:>5}  {memory:>11}"
+        lines.append(f"{'all':<{width}}  {numbers}")
     return "\n".join(lines)
 
 

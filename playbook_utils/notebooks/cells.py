@@ -1,5 +1,9 @@
 """The exported cells of a notebook: found, numbered and checked.
 
+A fence of Python in a text cell counts as well, if its first line is the mark: that is how the
+lesson's own answer to an exercise lies folded (`<details>`) in JupyterLab, on GitHub and in a
+static page alike, and is still what other lessons import.
+
 Only text is handled here; nothing is executed. Plain JSON instead of nbformat, because this runs
 whenever a worker imports a notebook.
 
@@ -20,9 +24,13 @@ from pathlib import Path
 
 from playbook_utils.errors import NotebookImportError
 
-__all__ = ["ExportedCell", "Notebook", "find_notebooks", "parse_cell", "read_notebook"]
+__all__ = [
+    "ExportedCell", "Notebook", "fences", "find_notebooks", "parse_cell", "read_cells",
+    "read_notebook",
+]  # fmt: skip
 
 _EXPORT_MARK = re.compile(r"#\s*\|\s*export\s*")
+_FENCE = re.compile(r"^```python\n(.*?)\n```\s*$", re.MULTILINE | re.DOTALL)
 _FILE_NAME = re.compile(r"\d+_(\w+)\.ipynb")
 
 _CONSTANT_NODES = (
@@ -45,11 +53,14 @@ class ExportedCell:
     number: int
     """Position among the notebook's non-empty code cells, from 1: the [n] of a fresh run."""
     source: str
+    fence: int = 0
+    """0 for a code cell; n for the n-th exported fence in the text below code cell `number`."""
 
     @property
     def name(self) -> str:
-        """What errors call it: "06_data_parallelism.ipynb, cell 12"."""
-        return f"{self.notebook}, cell {self.number}"
+        """What errors call it: "06_zero.ipynb, cell 12", or "..., answer 1 below cell 12"."""
+        answer = f"answer {self.fence} below " if self.fence else ""
+        return f"{self.notebook}, {answer}cell {self.number}"
 
     @property
     def filename(self) -> str:
@@ -90,31 +101,46 @@ def find_notebooks(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_notebook(path: Path) -> Notebook:
-    """Read the exported cells of one notebook.
+def read_cells(path: Path) -> list[tuple[str, str]]:
+    """(kind, source) of each cell, "code" or "markdown".
 
     Raises NotebookImportError when the file cannot be read or is not a notebook.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in document["cells"]]
+        return [(cell["cell_type"], "".join(cell["source"])) for cell in document["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotebookImportError(
             f"{path.name} cannot be read as a notebook ({type(error).__name__}: {error}). Save it "
             f"again from Jupyter, or restore it with `git checkout`. File: {path}"
         ) from error
+
+
+def fences(text: str) -> list[str]:
+    """The Python code in a text cell: the insides of its ```python fences."""
+    return _FENCE.findall(text)
+
+
+def read_notebook(path: Path) -> Notebook:
+    """Read the exported cells of one notebook. Raises NotebookImportError as `read_cells` does."""
+    cells = read_cells(path)
     texts = (source for kind, source in cells if kind == "markdown")
     heading = next((m for text in texts if (m := re.search(r"^# +(.+)$", text, re.M))), None)
-    code = [source for kind, source in cells if kind == "code" and source.strip()]
-    return Notebook(
-        path=path,
-        title=heading.group(1).strip() if heading else path.stem,
-        cells=tuple(
-            ExportedCell(path.name, number, source)
-            for number, source in enumerate(code, start=1)
-            if _EXPORT_MARK.fullmatch(source.split("\n", 1)[0])
-        ),
-    )
+    exported, number, fence = [], 0, 0
+    for kind, source in cells:
+        if kind == "code" and source.strip():
+            number, fence = number + 1, 0
+            if _is_exported(source):
+                exported.append(ExportedCell(path.name, number, source))
+        for folded in filter(_is_exported, fences(source) if kind == "markdown" else ()):
+            fence += 1
+            exported.append(ExportedCell(path.name, number, folded, fence))
+    title = heading.group(1).strip() if heading else path.stem
+    return Notebook(path, title, tuple(exported))
+
+
+def _is_exported(source: str) -> bool:
+    return bool(_EXPORT_MARK.fullmatch(source.split("\n", 1)[0]))
 
 
 def parse_cell(cell: ExportedCell) -> ast.Module:

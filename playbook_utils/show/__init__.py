@@ -9,7 +9,7 @@ Left out: measuring and predicting what is shown.
     from playbook_utils import show
 
     show.timeline(spans, title="Backward hides the all-reduce")
-    show.compare("all_reduce bytes", predicted=393_216, measured=393_216)
+    show.compare("all_reduce bytes", formula=393_216, measured=393_216)
 """
 
 from __future__ import annotations

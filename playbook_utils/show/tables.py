@@ -1,10 +1,10 @@
-"""Tables and predicted-against-measured lines, as plain text of at most 88 columns.
+"""Tables, and lines that hold a formula against a measurement, as plain text of at most 88 columns.
 
 Text only: it reads the same in a notebook, in a terminal and on GitHub, and stored outputs can be
 compared.
 
     show.table([{"rung": "naive", "calls": 55}, {"rung": "buckets", "calls": 4}])
-    show.compare("parameters", predicted=16_384, measured=16_384)
+    show.compare("parameters", formula=16_384, measured=16_384, guess=None)
     show.comparison([("all_reduce bytes", 393_216, 393_216), ("calls", 4, 4)])
 """
 
@@ -125,21 +125,49 @@ def _row_lines(row: list[str], widths: list[int], numeric: list[bool]) -> list[s
     return lines
 
 
-def compare(name: str, predicted: float, measured: float, unit: str = "") -> None:
-    """Print `name   predicted 16,384   measured 16,384   ratio 1.000`: measured / predicted.
+_ABSENT: Any = object()
+"""Stands for a guess that was not asked for; None is one that the learner has not made."""
 
-    The unit stands after each number. Raises TypeError for anything but numbers.
+
+def compare(
+    name: str,
+    formula: float | None = None,
+    measured: float | None = None,
+    unit: str = "",
+    *,
+    simulated: float | None = None,
+    guess: float | None = _ABSENT,
+) -> None:
+    """Print `name   your guess 9   formula 16,384   measured 16,384   ratio 1.000` on one line.
+
+    formula: a formula evaluated. simulated: a simulator's answer. measured: what a clock, a counter
+    or a tensor said. The ratio is the last of those given over the first of them; one alone has
+    none. guess: what the learner typed, None where nothing; shown only where it is passed.
+
+    Raises TypeError for anything but numbers, ValueError where there is nothing to show.
     """
-    _expect_numbers(name, predicted, measured)
-    after = f" {unit}" if unit else ""
-    print(
-        f"{name}{_GAP}predicted {number_text(predicted)}{after}{_GAP}"
-        f"measured {number_text(measured)}{after}{_GAP}ratio {ratio_text(predicted, measured)}"
-    )
+    named = {"formula": formula, "simulated": simulated, "measured": measured}
+    given = {what: value for what, value in named.items() if value is not None}
+    if not given:
+        raise ValueError(f"nothing to compare for {name!r}: pass formula, simulated or measured")
+    shown = given if guess is _ABSENT or guess is None else {"guess": guess, **given}
+    _expect_numbers(name, **shown)
+    parts = [name]
+    if guess is not _ABSENT:
+        parts.append("your guess " + ("-" if guess is None else _with_unit(guess, unit)))
+    parts += [f"{what} {_with_unit(value, unit)}" for what, value in given.items()]
+    if len(given) > 1:
+        first, *_, last = given
+        parts.append(f"ratio {ratio_text(given[first], given[last], first)}")
+    print(_GAP.join(parts))
 
 
-def _expect_numbers(name: str, predicted: float, measured: float) -> None:
-    for what, value in (("predicted", predicted), ("measured", measured)):
+def _with_unit(value: float, unit: str) -> str:
+    return f"{number_text(value)} {unit}" if unit else number_text(value)
+
+
+def _expect_numbers(name: str, **values: float) -> None:
+    for what, value in values.items():
         if not is_number(value):
             raise TypeError(
                 f"{what} value of {name!r} is {value!r}, a {type(value).__name__}; expected a "
@@ -148,15 +176,22 @@ def _expect_numbers(name: str, predicted: float, measured: float) -> None:
 
 
 def comparison(
-    rows: Iterable[tuple[str, float, float] | tuple[str, float, float, str]], *, title: str = ""
+    rows: Iterable[tuple[str, float, float] | tuple[str, float, float, str]],
+    *,
+    columns: tuple[str, str] = ("formula", "measured"),
+    title: str = "",
 ) -> Table:
-    """A table of (name, predicted, measured) or (name, predicted, measured, unit), with ratios."""
+    """A table of (name, first, second) or (name, first, second, unit), with second / first.
+
+    columns: what the two numbers are: ("formula", "measured"), or "simulated" for one of them.
+    """
+    first, second = columns
     full = [(*row, "") if len(row) == 3 else row for row in rows]
-    for name, predicted, measured, _ in full:
-        _expect_numbers(name, predicted, measured)
-    ratios = [ratio_text(predicted, measured) for _, predicted, measured, _ in full]
+    for name, one, other, _ in full:
+        _expect_numbers(name, **{first: one, second: other})
+    ratios = [ratio_text(one, other, first) for _, one, other, _ in full]
     width = max(map(len, ratios), default=0)
-    heads = ["", "predicted", "measured", "unit", "ratio"]
+    heads = ["", first, second, "unit", "ratio"]
     cells = [
         dict(zip(heads, (*row, ratio.rjust(width)), strict=True))
         for row, ratio in zip(full, ratios, strict=True)

@@ -55,15 +55,15 @@ def number_text(value: float) -> str:
     return f"{number:,.{max(0, 3 - magnitude)}f}"
 
 
-def ratio_text(predicted: float, measured: float) -> str:
-    """measured / predicted in three decimals; "both 0", or "predicted 0" where there is none.
+def ratio_text(first: float, second: float, name: str = "formula") -> str:
+    """second / first in three decimals; "both 0", or "formula 0" (the first one's name) for none.
 
     Two different integers never read "1.000": they get the digits that part them.
     """
-    if predicted == 0:
-        return "both 0" if measured == 0 else "predicted 0"
-    ratio = float(measured) / float(predicted)
-    if _is_whole(predicted) and _is_whole(measured) and predicted != measured:
+    if first == 0:
+        return "both 0" if second == 0 else f"{name} 0"
+    ratio = float(second) / float(first)
+    if _is_whole(first) and _is_whole(second) and first != second:
         # Integers below 2**53 that differ have ratios that differ from 1 within 16 digits.
         decimals = next((d for d in range(3, 17) if round(ratio, d) != 1), 16)
         return f"{ratio:.{decimals}f}"

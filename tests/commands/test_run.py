@@ -34,14 +34,14 @@ def test_table_and_status_of_lessons_that_pass(
     assert run(tmp_path) == 0
     printed = capsys.readouterr()
     rows = [re.split(r"\s{2,}", line) for line in printed.out.splitlines()]
-    assert rows[0] == ["lesson", "seconds", "cells", "peak memory", "result"]
-    assert [(row[0], row[2]) for row in rows[1:]] == [
-        ("00_first", "2"),
-        ("01_second", "1"),
-        ("all", "3"),
+    assert rows[0] == ["lesson", "minutes", "seconds", "cells", "peak memory", "result"]
+    assert [(row[0], row[1], row[3]) for row in rows[1:]] == [
+        ("00_first", "5", "2"),
+        ("01_second", "5", "1"),
+        ("all", "10", "3"),
     ]
     assert [row[-1] for row in rows[1:3]] == ["ok", "ok"]
-    assert all(int(row[3].removesuffix(" MiB")) > 10 for row in rows[1:])
+    assert all(int(row[4].removesuffix(" MiB")) > 10 for row in rows[1:])
     assert "3/3" in printed.err, "the progress bar"
     assert path.read_bytes() == before, "running must not write the notebook"
     assert (tmp_path / "made_here").exists(), "a lesson runs in its own folder"

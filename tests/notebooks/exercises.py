@@ -19,6 +19,7 @@ Left out: lesson-specific bugs and messages, which stand in `test_exercises_<top
 from __future__ import annotations
 
 import ast
+import importlib
 import itertools
 import linecache
 import re
@@ -31,24 +32,34 @@ import pytest
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable, as in a lesson)
 from playbook_utils.checks import CheckResult
+from playbook_utils.notebooks.cells import fences
 from playbook_utils.workers import shutdown
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 _NUMBERS = itertools.count(1)
+_DETAILS = re.compile(r"<details>.*?</details>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """The code cells of one notebook."""
+    """The code cells of one notebook, and the answers folded into its text."""
 
     name: str
     cells: tuple[Any, ...]
+    folded: tuple[str, ...]
+    """Python in `<details>`, in order."""
 
     @classmethod
     def read(cls, name: str) -> Lesson:
         """The lesson of this file name, without its ending."""
         notebook = nbformat.read(str(NOTEBOOKS / f"{name}.ipynb"), as_version=4)
-        return cls(name, tuple(cell for cell in notebook.cells if cell.cell_type == "code"))
+        texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+        details = [part for text in texts for part in _DETAILS.findall(text)]
+        return cls(
+            name,
+            tuple(cell for cell in notebook.cells if cell.cell_type == "code"),
+            tuple(source for part in details for source in fences(part)),
+        )
 
     def stub(self, function: str) -> str:
         """The cell that asks for `function`: it defines it, raises, and checks it."""
@@ -57,9 +68,17 @@ class Lesson:
         return source
 
     def solution(self, function: str) -> str:
-        """The cell tagged "solution" that defines `function`."""
-        (source,) = self._defining(function, solution=True)
-        return source
+        """The folded answer that defines `function`, and the stub's own call of `check`.
+
+        In a lesson of the old form: the cell tagged "solution".
+        """
+        answers = [source for source in self.folded if function in _defined(source)]
+        if not answers:
+            (source,) = self._defining(function, solution=True)
+            return source
+        (answer,) = answers
+        (call,) = re.findall(r"^check\(.*\Z", self.stub(function), re.MULTILINE | re.DOTALL)
+        return f"{answer}\n\n\n{call}"
 
     def unfolded_solutions(self) -> list[str]:
         """Ids of the solution cells that a reader would see without opening them."""
@@ -76,10 +95,21 @@ class Lesson:
         return [name for source in stubs for name in _defined(source)]
 
     def setup(self) -> dict[str, Any]:
-        """Run the first code cell, which imports; its names."""
+        """What the first code cell defines, what all others import, and what the lesson exports."""
         names = {"__name__": "__main__"}  # so that functions travel to workers by value
         exec(compile(self.cells[0].source, f"<{self.name}, setup>", "exec"), names)
+        for source in self._imports():
+            exec(compile(source, f"<{self.name}, import>", "exec"), names)
+        if self.folded:
+            exported = vars(importlib.import_module(f"notebooks.{self.name[3:]}"))
+            names |= {name: value for name, value in exported.items() if name[:2] != "__"}
         return names
+
+    def _imports(self) -> list[str]:
+        kinds = (ast.Import, ast.ImportFrom)
+        cells = [c.source for c in self.cells[1:] if not c.source.startswith(("%", "!"))]
+        found = [node for source in cells for node in ast.parse(source).body]
+        return [ast.unparse(node) for node in found if isinstance(node, kinds)]
 
     def _defining(self, function: str, *, solution: bool) -> list[str]:
         return [

@@ -58,35 +58,52 @@ def test_bad_tables_are_refused() -> None:
 
 
 def test_compare_prints_one_line(capsys) -> None:
-    assert show.compare("parameters", predicted=16384, measured=16384) is None
+    assert show.compare("parameters", formula=16384, measured=16384) is None
     show.compare("payload", 4, 6.0, "MiB")
-    assert capsys.readouterr().out == (
-        "parameters   predicted 16,384   measured 16,384   ratio 1.000\n"
-        "payload   predicted 4 MiB   measured 6.000 MiB   ratio 1.500\n"
-    )
+    show.compare("saved", formula=8.4, unit="GB", guess=None)
+    show.compare("step", simulated=4, measured=5, unit="ms", guess=12)
+    show.compare("step", 8, simulated=4)
+    show.compare("sent", 0, 5)
+    assert capsys.readouterr().out.splitlines() == [
+        "parameters   formula 16,384   measured 16,384   ratio 1.000",
+        "payload   formula 4 MiB   measured 6.000 MiB   ratio 1.500",
+        "saved   your guess -   formula 8.400 GB",
+        "step   your guess 12 ms   simulated 4 ms   measured 5 ms   ratio 1.250",
+        "step   formula 8   simulated 4   ratio 0.500",
+        "sent   formula 0   measured 5   ratio formula 0",
+    ]
+
+
+def test_compare_takes_numbers_alone() -> None:
     with pytest.raises(TypeError, match="measured value of 'x' is '3', a str; expected a number"):
         show.compare("x", 3, "3")
+    with pytest.raises(TypeError, match="guess value of 'x' is '8 GB', a str"):
+        show.compare("x", 3, guess="8 GB")
+    with pytest.raises(ValueError, match="nothing to compare for 'x'"):
+        show.compare("x", guess=3)
 
 
 def test_comparison_is_a_table_with_ratios() -> None:
     table = show.comparison([("bytes", 1000, 1000, "B"), ("calls", 4, 5), ("none", 0, 0)])
     assert table.text.split("\n") == [
-        "        predicted   measured   unit   ratio",
-        "--------------------------------------------",
-        "bytes       1,000      1,000   B       1.000",
-        "calls           4          5           1.250",
-        "none            0          0          both 0",
+        "        formula   measured   unit   ratio",
+        "------------------------------------------",
+        "bytes     1,000      1,000   B       1.000",
+        "calls         4          5           1.250",
+        "none          0          0          both 0",
     ]
-    with pytest.raises(TypeError, match="predicted value of 'a' is None"):
+    simulated = show.comparison([("step", 4, 5)], columns=("simulated", "measured"))
+    assert simulated.text.split("\n")[0].split() == ["simulated", "measured", "ratio"]
+    with pytest.raises(TypeError, match="formula value of 'a' is None"):
         show.comparison([("a", None, 1)])
 
 
 @pytest.mark.parametrize(
-    ("predicted", "measured", "text"),
+    ("first", "second", "text"),
     [
         (16384, 16384, "1.000"),
         (0, 0, "both 0"),
-        (0, 5, "predicted 0"),
+        (0, 5, "formula 0"),
         (4, 0, "0.000"),
         (10**9, 10**9 + 1, "1.000000001"),
         (10**5, 10**5 - 1, "0.99999"),
@@ -94,8 +111,8 @@ def test_comparison_is_a_table_with_ratios() -> None:
         (np.int64(8), np.int64(8), "1.000"),
     ],
 )
-def test_ratios(predicted: float, measured: float, text: str) -> None:
-    assert ratio_text(predicted, measured) == text
+def test_ratios(first: float, second: float, text: str) -> None:
+    assert ratio_text(first, second) == text
 
 
 @pytest.mark.parametrize(
