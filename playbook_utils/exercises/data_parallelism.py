@@ -8,7 +8,8 @@ rank skip a layer, and counts calls where the method is the point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -29,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 _Grads = dict[str, Tensor | None]
-_STAYS_OUT = "a rank that used no layer still makes the call: send zeros"
+_STAYS_OUT = "a rank that skipped a layer still makes the call: send zeros"
 
 
 class _Skipping(nn.Module):
@@ -114,12 +115,21 @@ def _average_case(attempt: Callable[..., object]) -> tuple[_Grads, _Grads, float
     return own, _grads(module), float(large.grad)
 
 
+def _untouched(own: _Grads, found: _Grads, world_size: int) -> bool:
+    """Whether nothing arrived from other ranks: each gradient is the rank's own, or its part."""
+    pairs = [(mine, found[name]) for name, mine in own.items() if mine is not None]
+    parts = (1, world_size)
+    return all(g is not None and any(torch.allclose(g, m / n) for n in parts) for m, g in pairs)
+
+
 def _verify_average(attempt: Callable[..., object]) -> None:
     runs = _launched(_average_case, attempt, world_size=3, hint=_STAYS_OUT)
-    for rank, (_, found, large) in enumerate(runs):
+    for rank, (own, found, large) in enumerate(runs):
         group = [0, 2] if rank in (0, 2) else [1]
         expected = _means([runs[r][0] for r in group], _Skipping())
         hint = f"the mean over the {len(group)} ranks of `group`: a sum, divided by their number"
+        if len(group) > 1 and _untouched(own, found, len(group)):
+            hint = "these are still the rank's own gradients: the mean must end up in param.grad"
         _expect_grads(found, expected, rank, hint=hint)
         hint = "the sum of float16 numbers overflows beyond 65,504: divide before the sum"
         expect_close(large, 40_000.0, "float16 gradient", rank=rank, rtol=1e-3, hint=hint)
@@ -146,10 +156,11 @@ def _send_case(attempt: Callable[..., Any]) -> tuple[_Grads, _Grads, int, int, i
     with mock.patch.object(dist, "all_reduce", noted):
         works = attempt(params)
         _backward(module, skip=False)
-        for work in works:
+        handles = [work for work in (works or ()) if hasattr(work, "wait")]
+        for work in handles:
             work.wait()
     early = sum(number < len(params) for number, _ in calls)
-    return _grads(plain), _grads(module), len(works), sum(a for _, a in calls), early
+    return _grads(plain), _grads(module), len(handles), sum(a for _, a in calls), early
 
 
 def _verify_send_early(attempt: Callable[..., Any]) -> None:
@@ -216,7 +227,30 @@ def _accumulate_case(
     model.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
     with record_communication() as log:
         loss = attempt(model, shard_batch(batch, dist.get_rank(), dist.get_world_size()), parts)
-    return _grads(model.module), float(loss), log.calls("all_reduce"), rows
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    return _grads(model.module), value, log.calls("all_reduce"), rows
+
+
+class _Counting(nn.Module):
+    """A wrapper that counts what is asked of it, in place of the lesson's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.finished = _tiny(), 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V)."""
+        logits: Tensor = self.module(tokens)
+        return logits
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Nothing to keep silent here."""
+        yield
+
+    def finish_gradients(self) -> None:
+        """Counts the calls."""
+        self.finished += 1
 
 
 def _verify_accumulate(attempt: Callable[..., Any]) -> None:
@@ -235,6 +269,10 @@ def _verify_accumulate(attempt: Callable[..., Any]) -> None:
             _expect_grads(grads, _grads(model), rank, hint=say)
             say = "return the mean of the parts' losses"
             expect_close(loss, own, "loss", rank=rank, hint=say)
+    counting = _Counting()
+    attempt(counting, batch, 3)
+    say = "after the last backward, once, where the model has the method"
+    expect_equal(counting.finished, 1, "calls of finish_gradients", hint=say)
 
 
 def _one_call_case(attempt: Callable[..., object]) -> tuple[_Grads, _Grads, tuple[Any, ...]]:
@@ -321,7 +359,7 @@ AVERAGE = Exercise(
     "average_gradients",
     "replace each gradient by its mean over the ranks",
     _verify_average,
-    hints=("`param.grad` is this rank's gradient; dist.all_reduce adds up in place",),
+    hints=("a rank that skipped a layer has `param.grad` None there: give it zeros",),
 )
 SEND_EARLY = Exercise(
     "send_early",

@@ -9,6 +9,12 @@ LESSON = Lesson.read("06_data_parallelism")
 # what is wrong: (function, what stands there, what is put in its place, what the check says)
 BUGS = {
     "summed": ("average_gradients", "param.grad /= dist.get_world_size(group)", "pass", "the mean"),
+    "into another tensor": (
+        "average_gradients",
+        "dist.all_reduce(param.grad, group=group)",
+        "dist.all_reduce(param.grad.clone(), group=group)",
+        "still the rank's own gradients",
+    ),
     "a rank stays out": (
         "average_gradients",
         "param.grad = torch.zeros_like(param)",
@@ -36,6 +42,13 @@ BUGS = {
         "asynchronous all_reduces on rank 0: found 0",
     ),
     "handles thrown away": ("send_early", "works.append(", "print(", "handles in the list"),
+    "waits, and appends nothing": (
+        "send_early",
+        "works.append(dist.all_reduce(param.grad, group=group, async_op=True))",
+        "works.append(dist.all_reduce(param.grad, group=group))",
+        "async_op=True",
+    ),
+    "nothing returned": ("send_early", "return works", "pass", "handles in the list"),
     "sent, not divided": ("send_early", "param.grad /= dist.get_world_size(group)", "pass", "mean"),
     "all in the last hook": (
         "send_early",
@@ -93,6 +106,7 @@ BUGS = {
         "[batch]",
         "rows of each forward",
     ),
+    "never finished": ("accumulate", "model.finish_gradients()", "pass", "calls of finish_grad"),
     "the last part's loss": ("accumulate", "total += loss", "total = loss", "mean of the parts"),
     "remainder forgotten": ("accumulation_steps", "if left or", "if", "look at the remainder"),
     "no step at all": (
