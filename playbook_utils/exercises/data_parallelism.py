@@ -8,8 +8,10 @@ rank skip a layer, and counts calls where the method is the point.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -135,12 +137,41 @@ def _verify_average(attempt: Callable[..., object]) -> None:
         expect_close(large, 40_000.0, "float16 gradient", rank=rank, rtol=1e-3, hint=hint)
 
 
-def _send_case(attempt: Callable[..., Any]) -> tuple[_Grads, _Grads, int, int, int]:
-    """Own gradients, averaged ones, handles, async calls, and calls before the last gradient."""
-    plain = _Skipping()
+class _Noted:
+    """A handle that knows whether backward was still running when it was waited for."""
+
+    def __init__(self, work: Any, running: Callable[[], bool], early: list[bool]) -> None:
+        self.work, self.running, self.early = work, running, early
+
+    def wait(self) -> None:
+        """As the real one."""
+        self.early.append(self.running())
+        self.work.wait()
+
+
+@dataclass
+class _Sent:
+    """What one rank did with its gradients."""
+
+    own: _Grads
+    found: _Grads
+    handles: int
+    started: int
+    """Asynchronous calls."""
+    before_last: int
+    """Calls while gradients were missing."""
+    waited: int
+    """Handles waited for during backward."""
+    large: float
+    """The mean of float16 gradients of 40,000."""
+
+
+def _send_case(attempt: Callable[..., Any]) -> _Sent:
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1])]
+    plain, module = _Skipping(), _Skipping()
     _backward(plain, skip=False)
-    module, ready, calls = _Skipping(), [0], []
     params = [p for p in module.parameters() if p.requires_grad]
+    ready, running, calls, waits = [0], [True], [], list[bool]()
 
     def count(_: Tensor) -> None:
         ready[0] += 1
@@ -151,33 +182,47 @@ def _send_case(attempt: Callable[..., Any]) -> tuple[_Grads, _Grads, int, int, i
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         calls.append((ready[0], bool(kwargs.get("async_op", args[3:4] == (True,)))))
-        return real(*args, **kwargs)
+        work = real(*args, **kwargs)
+        return None if work is None else _Noted(work, lambda: running[0], waits)
 
     with mock.patch.object(dist, "all_reduce", noted):
-        works = attempt(params)
+        works = attempt(params, groups[dist.get_rank() % 2])
         _backward(module, skip=False)
+        running[0] = False
         handles = [work for work in (works or ()) if hasattr(work, "wait")]
         for work in handles:
             work.wait()
+    large = nn.Parameter(torch.zeros(1, dtype=torch.float16))
+    works = attempt([large])
+    (large * 40_000).sum().backward()  # type: ignore[no-untyped-call]
+    for work in works or ():
+        getattr(work, "wait", lambda: None)()
     early = sum(number < len(params) for number, _ in calls)
-    return _grads(plain), _grads(module), len(handles), sum(a for _, a in calls), early
+    started = sum(is_async for _, is_async in calls)
+    value = float("nan") if large.grad is None else float(large.grad)
+    return _Sent(_grads(plain), _grads(module), len(handles), started, early, sum(waits), value)
 
 
 def _verify_send_early(attempt: Callable[..., Any]) -> None:
     hint = "start the call with async_op=True, and wait for it only after backward"
-    runs = _launched(_send_case, attempt, world_size=2, hint=hint)
-    module = _Skipping()
-    num_params = sum(p.requires_grad for p in module.parameters())
-    expected = _means([own for own, *_ in runs], module)
-    for rank, (_, found, handles, started, early) in enumerate(runs):
+    runs: list[_Sent] = _launched(_send_case, attempt, world_size=3, hint=hint)
+    num_params = sum(p.requires_grad for p in _Skipping().parameters())
+    for rank, run in enumerate(runs):
+        group = [0, 2] if rank in (0, 2) else [1]
         say = "call dist.all_reduce(param.grad, async_op=True) in the hook of each parameter"
-        expect_equal(started, num_params, "asynchronous all_reduces", rank=rank, hint=say)
+        expect_equal(run.started, num_params, "asynchronous all_reduces", rank=rank, hint=say)
         say = "return the list to which the hook appends what all_reduce returns"
-        expect_equal(handles, num_params, "handles in the list", rank=rank, hint=say)
+        expect_equal(run.handles, num_params, "handles in the list", rank=rank, hint=say)
+        say = "do not wait in the hook: that stops backward until the gradient has been sent"
+        expect_equal(run.waited, 0, "handles waited for during backward", rank=rank, hint=say)
         say = "a call belongs into the hook, which runs while backward goes on"
-        expect_equal(early, num_params - 1, "calls before the last gradient", rank=rank, hint=say)
-        say = "the mean: divide the gradient before it is sent"
-        _expect_grads(found, expected, rank, hint=say)
+        what = "calls before the last gradient"
+        expect_equal(run.before_last, num_params - 1, what, rank=rank, hint=say)
+        say = f"the mean over the {len(group)} ranks of `group`: divide before it is sent"
+        expected = _means([runs[r].own for r in group], _Skipping())
+        _expect_grads(run.found, expected, rank, hint=say)
+        say = "the sum of float16 numbers overflows beyond 65,504: divide before you send"
+        expect_close(run.large, 40_000.0, "float16 gradient", rank=rank, rtol=1e-3, hint=say)
 
 
 def _verify_fill_buckets(attempt: Callable[[Sequence[int], int], list[list[int]]]) -> None:
@@ -191,10 +236,25 @@ def _verify_fill_buckets(attempt: Callable[[Sequence[int], int], list[list[int]]
         ((10, 10), 10): [[1], [0]],
         ((), 10): [],
     }
+    rng = random.Random(0)
+    for limit in (5, 23):
+        drawn = tuple(rng.randint(1, 9) for _ in range(30))
+        cases[drawn, limit] = _filled(drawn, limit)
     for (sizes, limit), expected in cases.items():
         found = [list(bucket) for bucket in attempt(sizes, limit)]
         hint = _bucket_hint(found, sizes, limit)
         expect_equal(found, expected, f"buckets of {list(sizes)}, limit {limit}", hint=hint)
+
+
+def _filled(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """From each bucket's first parameter on, as many as fit."""
+    left, buckets = list(range(len(sizes)))[::-1], []
+    while left:
+        fits = [n for n in range(1, len(left) + 1) if sum(sizes[i] for i in left[:n]) <= limit]
+        number = max(fits, default=1)
+        buckets.append(left[:number])
+        left = left[number:]
+    return buckets
 
 
 def _bucket_hint(found: list[list[int]], sizes: Sequence[int], limit: int) -> str:
@@ -222,9 +282,10 @@ def _accumulate_case(
     attempt: Callable[..., Any], batch: Batch, parts: int
 ) -> tuple[_Grads, float, int, list[int]]:
     """Gradients, returned loss, all-reduces, and rows of each forward pass."""
-    rows: list[int] = []
+    rows: list[int] = []  # of each forward; 0 for a backward
     model = nn.parallel.DistributedDataParallel(_tiny())
     model.module.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    model.module.register_full_backward_hook(lambda *_: rows.append(0))
     with record_communication() as log:
         loss = attempt(model, shard_batch(batch, dist.get_rank(), dist.get_world_size()), parts)
     value = float(loss.detach() if isinstance(loss, Tensor) else loss)
@@ -261,8 +322,9 @@ def _verify_accumulate(attempt: Callable[..., Any]) -> None:
             model, (tokens, targets) = _tiny(), shard_batch(batch, rank, 2)
             own = float(cross_entropy(model(tokens), targets).detach())
             cross_entropy(model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
-            say = "forward and backward once for each of `microbatches(batch, num_microbatches)`"
-            expect_equal(rows, [6 // parts] * parts, "rows of each forward", rank=rank, hint=say)
+            say = "forward, then backward, for each of `microbatches(batch, num_microbatches)`"
+            what = "rows of each forward, 0 for a backward"
+            expect_equal(rows, [6 // parts, 0] * parts, what, rank=rank, hint=say)
             say = "all but the last backward stay inside `with model.no_sync():`, forward included"
             expect_equal(calls, 1, f"all_reduces in {parts} parts", rank=rank, hint=say)
             say = "divide each part's loss by the number of parts before backward"

@@ -48,6 +48,14 @@ BUGS = {
         "works.append(dist.all_reduce(param.grad, group=group))",
         "async_op=True",
     ),
+    "blocks in the hook": (
+        "send_early",
+        "works.append(dist.all_reduce(param.grad, group=group, async_op=True))",
+        "works.append(dist.all_reduce(param.grad, group=group, async_op=True)); works[-1].wait()",
+        "do not wait in the hook",
+    ),
+    "two ranks for ever": ("send_early", "dist.get_world_size(group)", "2", "of `group`"),
+    "not the group": ("send_early", "group=group, async_op", "async_op", "of `group`"),
     "nothing returned": ("send_early", "return works", "pass", "handles in the list"),
     "sent, not divided": ("send_early", "param.grad /= dist.get_world_size(group)", "pass", "mean"),
     "all in the last hook": (
@@ -105,6 +113,12 @@ BUGS = {
         "microbatches(batch, num_microbatches)",
         "[batch]",
         "rows of each forward",
+    ),
+    "one backward for all": (
+        "accumulate",
+        "            loss.backward()\n        total += loss.detach()\n",
+        "            total += loss\n    total.backward()\n    total = total.detach()\n",
+        "then backward, for each",
     ),
     "never finished": ("accumulate", "model.finish_gradients()", "pass", "calls of finish_grad"),
     "the last part's loss": ("accumulate", "total += loss", "total = loss", "mean of the parts"),
