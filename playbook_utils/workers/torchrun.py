@@ -35,6 +35,8 @@ from playbook_utils.workers.private import world
 __all__ = ["is_active", "run"]
 
 R = TypeVar("R")
+PATIENCE = timedelta(seconds=10)
+"""With a group that a peer may have destroyed."""
 
 
 def is_active() -> bool:
@@ -104,24 +106,22 @@ def _leave() -> None:
     """
     if getattr(sys, "last_value", None) is None:
         if dist.is_initialized():
-            _wait_for_all_work()
+            dist.barrier()  # all are here; and the work of the whole world is done
+            _wait_for_work_of_groups()
             dist.barrier()  # no rank closes connections that a peer still makes or uses
             dist.destroy_process_group()
         gc.collect()  # a DDP wrapper and its hooks refer to each other, and hold the group
         time.sleep(0.1)  # for a thread that has done its work, and only has to let go
 
 
-def _wait_for_all_work() -> None:
+def _wait_for_work_of_groups() -> None:
     """Gloo's barrier of a group ends after all work that the group was given before it.
 
-    One that fails or times out tells of a group that a peer has destroyed, or of failed work.
+    One that fails or times out tells of failed work, or of a group that a peer has destroyed.
     """
-    patience = timedelta(seconds=10)
-    started = [
-        dist.barrier(group, async_op=True, timeout=patience)
-        for group in world.pg_map
-        if dist.get_backend(group) == "gloo"  # nccl waits in its own way, and would connect
-    ]
+    gloo = (g for g in world.pg_map if dist.get_backend(g) == "gloo")  # nccl's would connect first
+    groups = [group for group in gloo if group is not dist.group.WORLD]
+    started = [dist.barrier(group, async_op=True, timeout=PATIENCE) for group in groups]
     for work in started:
         with contextlib.suppress(RuntimeError):
-            work.wait(patience)
+            work.wait(PATIENCE)
