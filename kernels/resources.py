@@ -7,9 +7,9 @@
 Below the table stand the shared loads of the matrix products, as the emulator counts them and as
 nvcc makes them (`kernels.sass`).
 
-It needs nvcc and no GPU. Shared memory is what the kernel declares; what a launch asks for on top
-(`extern __shared__`) is not known to the compiler. Left out: occupancy, which follows from these
-numbers, the block and the GPU's limits.
+It needs nvcc and no GPU. What nvcc said of a file is kept beside compiled kernels. Shared memory
+is what the kernel declares; what a launch asks for on top (`extern __shared__`) the compiler does
+not know. Left out: occupancy, which follows from these numbers, the block and the GPU's limits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kernels.build import build, compiler_version
+from kernels.source import read_source
 
 __all__ = ["ARCHITECTURES", "Resources", "cuda_files", "resources"]
 
@@ -76,15 +78,22 @@ def resources(
     if not path.exists():
         known = ", ".join(known.stem for known in cuda_files())
         raise FileNotFoundError(f"there is no {path}; kernels/cuda has {known}")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [nvcc, "-fatbin", "-Xptxas", "-v", "-o", f"{folder}/out.fatbin", str(path)]
-        for name in architectures:
-            command.append(f"-gencode=arch={name.replace('sm', 'compute')},code={name}")
-        command += [f"-D{name}={value}" for name, value in (defines or {}).items()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    if done.returncode != 0:
-        raise ValueError(f"nvcc does not compile {path.name}:\n{done.stderr.strip()}")
-    return list(_parsed(path.name, done.stderr))
+    command = [nvcc, "-fatbin", "-Xptxas", "-v", str(path)]
+    for name in architectures:
+        command.append(f"-gencode=arch={name.replace('sm', 'compute')},code={name}")
+    command += [f"-D{name}={value}" for name, value in (defines or {}).items()]
+
+    def compile_into(folder: Path) -> None:
+        out = [*command, "-o", str(folder / "out.fatbin")]
+        done = subprocess.run(out, capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise ValueError(f"nvcc does not compile {path.name}:\n{done.stderr.strip()}")
+        (folder / "log").write_text(done.stderr)
+
+    source = read_source(path, None)
+    parts = [source.text, source.included_text(), *command, compiler_version(nvcc)]
+    log = build(parts, ("log",), compile_into) / "log"
+    return list(_parsed(path.name, log.read_text()))
 
 
 def _parsed(file: str, log: str) -> Iterator[Resources]:

@@ -18,10 +18,11 @@ from cloudpickle.cloudpickle import _code_reduce as code_reduce
 # Public by name, but PyTorch does not export them.
 from torch.distributed import FileStore, set_debug_level_from_env  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import _canonicalize_group_rank as group_rank
+from torch.distributed.distributed_c10d import _world as world
 
 __all__ = [
     "SET_CLASS", "SKELETONS", "FileStore", "classes_by_id", "code_reduce", "group_rank",
-    "set_debug_level_from_env",
+    "set_debug_level_from_env", "world",
 ]  # fmt: skip
 
 SKELETONS = (_make_skeleton_class.__name__, _make_skeleton_enum.__name__)

@@ -9,13 +9,15 @@ its backend and timeout, and kept: over any number of nodes, making it anew woul
 the old one in torchrun's store.
 
 Left out: `timeout_s`, `order` and `threads`, labels before output, and stopping the others on a
-failure, all of which are torchrun's; a failing rank raises its own exception. A script whose global
-still holds a group at its end, with work that nobody waited for, may abort.
+failure, all of which are torchrun's; a failing rank raises its own exception. A script that calls
+`destroy_process_group` itself must have waited for its work: it may abort where a global holds a
+group whose work is not done.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -28,10 +30,13 @@ import torch
 import torch.distributed as dist
 
 from playbook_utils.workers import pickling
+from playbook_utils.workers.private import world
 
 __all__ = ["is_active", "run"]
 
 R = TypeVar("R")
+PATIENCE = timedelta(seconds=10)
+"""With a group that a peer may have destroyed."""
 
 
 def is_active() -> bool:
@@ -92,15 +97,31 @@ def _join(backend: str | None, collective_timeout_s: float | None) -> None:
 
 
 def _leave() -> None:
-    """Join gloo's threads while the interpreter is whole.
+    """Let gloo's threads end while the interpreter is whole.
 
     Such a thread lets go of a tensor under the interpreter's lock. Where it still waits for that as
     the interpreter ends, Python stops it inside a destructor: "terminate called without an active
-    exception". A group joins its threads as its last reference goes.
+    exception". So all work is waited for, also what the script did not wait for. Then a group joins
+    its threads as its last reference goes; one that a global holds does not, but they are idle.
     """
     if getattr(sys, "last_value", None) is None:
         if dist.is_initialized():
+            dist.barrier()  # all are here; and the work of the whole world is done
+            _wait_for_work_of_groups()
             dist.barrier()  # no rank closes connections that a peer still makes or uses
             dist.destroy_process_group()
         gc.collect()  # a DDP wrapper and its hooks refer to each other, and hold the group
-        time.sleep(0.1)  # one that a global holds is not joined: time to let go, not a certainty
+        time.sleep(0.1)  # for a thread that has done its work, and only has to let go
+
+
+def _wait_for_work_of_groups() -> None:
+    """Gloo's barrier of a group ends after all work that the group was given before it.
+
+    One that fails or times out tells of failed work, or of a group that a peer has destroyed.
+    """
+    gloo = (g for g in world.pg_map if dist.get_backend(g) == "gloo")  # nccl's would connect first
+    groups = [group for group in gloo if group is not dist.group.WORLD]
+    started = [dist.barrier(group, async_op=True, timeout=PATIENCE) for group in groups]
+    for work in started:
+        with contextlib.suppress(RuntimeError):
+            work.wait(PATIENCE)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 
 from playbook_utils.commands import main
+from playbook_utils.commands.execution import Execution, execute
 from playbook_utils.commands.refresh import (
     MASKS,
     OLDEST,
@@ -37,6 +39,20 @@ def refresh(folder: Path, *arguments: str) -> int:
     return main(["refresh", "--notebooks", str(folder), *arguments])
 
 
+@pytest.fixture
+def executed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes on the same instructions are not executed again: a kernel takes seconds."""
+    done: dict[Any, Execution] = {}
+
+    def once(path: Path, **how: Any) -> Execution:
+        key = path.read_bytes(), str(how["environ"])
+        done[key] = done[key] if key in done else execute(path, **how)
+        return copy.deepcopy(done[key])
+
+    monkeypatch.setattr("playbook_utils.commands.refresh.execute", once)
+
+
+@pytest.mark.usefixtures("executed_once")
 def test_same_bytes_on_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_notebook(tmp_path, "00_all", *CELLS)
     path.chmod(0o664)
@@ -78,6 +94,7 @@ def test_failed_lesson_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "00_bad, cell [2]: ZeroDivisionError" in printed.err
 
 
+@pytest.mark.usefixtures("executed_once")
 def test_outputs_that_depend_on_the_processor_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

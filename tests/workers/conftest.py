@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,13 +22,17 @@ class Kernel:
         self.client: BlockingKernelClient = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self.number = 0
+        """Of the last cell that was run."""
+        self.running = ""
 
     @property
     def pid(self) -> int:
         return self.manager.provisioner.pid
 
     def start(self, code: str) -> str:
-        return self.client.execute(code)
+        self.running = self.client.execute(code)
+        return self.running
 
     def run(self, code: str, timeout_s: float = 90) -> str:
         """Run a cell; its printed text, the repr of its value, or its error's text."""
@@ -42,14 +46,22 @@ class Kernel:
             if message["parent_header"].get("msg_id") != request:
                 continue
             content = message["content"]
-            if message["msg_type"] == "stream":
+            if message["msg_type"] == "execute_input":
+                self.number = content["execution_count"]
+            elif message["msg_type"] == "stream":
                 text.append(content["text"])
             elif message["msg_type"] == "execute_result":
                 text.append(content["data"]["text/plain"])
             elif message["msg_type"] == "error":
                 text.append("\n".join(content["traceback"]))
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                self.running = ""
                 return "".join(text)
+
+    def interrupt(self) -> str:
+        """End the running cell; its text."""
+        self.manager.interrupt_kernel()
+        return self.wait(self.running, timeout_s=10)
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
@@ -73,22 +85,36 @@ class Kernel:
             self.manager.cleanup_resources()
 
 
+IMPORTS = """
+import os, time
+from dataclasses import dataclass
+import torch, torch.distributed as dist
+from playbook_utils.workers import launch, shutdown
+"""
+
+
+@pytest.fixture(scope="module")
+def module_kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    kernel.run(IMPORTS)
+    yield kernel
+    kernel.close()
+
+
 @pytest.fixture
-def start_kernel() -> Iterator[Callable[[], Kernel]]:
-    kernels: list[Kernel] = []
-
-    def start() -> Kernel:
-        kernels.append(Kernel())
-        return kernels[-1]
-
-    yield start
-    for kernel in kernels:
-        kernel.close()
+def kernel(module_kernel: Kernel) -> Iterator[Kernel]:
+    """The module's one kernel, where IMPORTS has run; no test leaves a cell running."""
+    yield module_kernel
+    if module_kernel.running:
+        module_kernel.interrupt()
 
 
 @pytest.fixture
-def kernel(start_kernel: Callable[[], Kernel]) -> Kernel:
-    return start_kernel()
+def new_kernel() -> Iterator[Kernel]:
+    """A kernel of the test's own, to be ended or to be looked at as it starts."""
+    kernel = Kernel()
+    yield kernel
+    kernel.close()
 
 
 def gone_within(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:

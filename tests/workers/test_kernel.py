@@ -7,18 +7,10 @@ import time
 
 import pytest
 
-from tests.workers.conftest import Kernel, files_left, gone_within, shared_files
-
-IMPORTS = """
-import os, time
-from dataclasses import dataclass
-import torch, torch.distributed as dist
-from playbook_utils.workers import launch
-"""
+from tests.workers.conftest import IMPORTS, Kernel, files_left, gone_within, shared_files
 
 
 def test_what_cells_define_travels_both_ways(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
     kernel.run(
         "offset = 10\n"
         "class Counter:\n    made = 0\n"
@@ -47,31 +39,31 @@ def test_what_cells_define_travels_both_ways(kernel: Kernel) -> None:
 
 
 def test_an_error_shows_the_cell_and_its_lines(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
     kernel.run("def inner():\n    raise ValueError('from the cell')")
+    inner, outer = kernel.number, kernel.number + 1
     kernel.run("def work():\n    if dist.get_rank() == 1:\n        inner()\n    dist.barrier()")
     text = kernel.run("launch(work, world_size=3)")
     assert text.startswith("LaunchError: rank 1 of 3 failed")
-    assert "Cell In[3], line 3, in work\n    inner()" in text
-    assert "Cell In[2], line 2, in inner\n    raise ValueError('from the cell')" in text
-    assert "ranks 0, 2: barrier (Cell In[3], line 4)" in text
+    assert f"Cell In[{outer}], line 3, in work\n    inner()" in text
+    assert f"Cell In[{inner}], line 2, in inner\n    raise ValueError('from the cell')" in text
+    assert f"ranks 0, 2: barrier (Cell In[{outer}], line 4)" in text
     assert "site-packages" not in text and "playbook_utils" not in text
 
 
 def test_a_deadlock_names_the_cells_lines(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
     kernel.run(
         "def work():\n    x = torch.ones(1)\n    if dist.get_rank() == 1:\n"
         "        dist.recv(x, 0)\n    dist.all_reduce(x)"
     )
+    cell = kernel.number
     text = kernel.run("launch(work, world_size=3, timeout_s=2)")
     assert text.startswith("LaunchTimeout: ")
-    assert "ranks 0, 2: all_reduce (Cell In[2], line 5)" in text
-    assert "rank 1: recv (Cell In[2], line 4)" in text
+    assert f"ranks 0, 2: all_reduce (Cell In[{cell}], line 5)" in text
+    assert f"rank 1: recv (Cell In[{cell}], line 4)" in text
 
 
 def test_source_of_a_cell_is_known_in_the_worker(kernel: Kernel) -> None:
-    kernel.run(IMPORTS + "import inspect")
+    kernel.run("import inspect")
     kernel.run("def work():\n    return inspect.getsource(work)  # here")
     assert "# here" in kernel.run("print(launch(work, world_size=1)[0])")
 
@@ -79,14 +71,10 @@ def test_source_of_a_cell_is_known_in_the_worker(kernel: Kernel) -> None:
 @pytest.mark.parametrize("body", ["time.sleep(60)", "dist.barrier() if rank else time.sleep(60)"])
 def test_an_interrupt_ends_all_ranks(kernel: Kernel, body: str) -> None:
     before = shared_files()
-    kernel.run(IMPORTS)
-    request = kernel.start(
-        f"def work():\n    rank = dist.get_rank()\n    {body}\nlaunch(work, world_size=3)"
-    )
+    kernel.start(f"def work():\n    rank = dist.get_rank()\n    {body}\nlaunch(work, world_size=3)")
     server, *workers = kernel.wait_for_workers(3)
     time.sleep(0.3)
-    kernel.manager.interrupt_kernel()
-    text = kernel.wait(request, timeout_s=10)
+    text = kernel.interrupt()
     assert "LaunchInterrupted: interrupted; all 3 ranks were stopped" in text
     assert gone_within(workers, 1) == []
     assert server.is_running() and files_left(before) == set()
@@ -94,35 +82,36 @@ def test_an_interrupt_ends_all_ranks(kernel: Kernel, body: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "shutdown"])
-def test_a_kernel_that_ends_leaves_nothing(kernel: Kernel, end: str) -> None:
+def test_a_kernel_that_ends_leaves_nothing(new_kernel: Kernel, end: str) -> None:
     before = shared_files()
-    kernel.run(IMPORTS)
-    kernel.start(
+    new_kernel.run(IMPORTS)
+    new_kernel.start(
         "def work():\n"
         "    data = torch.utils.data.TensorDataset(torch.ones(8))\n"
         "    loader = torch.utils.data.DataLoader(data, num_workers=1)\n"
         "    for batch in loader:\n        time.sleep(60)\n"
         "launch(work, world_size=2)"
     )
-    processes = kernel.wait_for_workers(4)
+    processes = new_kernel.wait_for_workers(4)
     assert len(processes) >= 5, "server, two ranks, two data loader workers"
     if end == "kill":
-        kernel.kill()
+        new_kernel.kill()
     else:
-        kernel.manager.shutdown_kernel(now=True)
+        new_kernel.manager.shutdown_kernel(now=True)
     assert gone_within(processes, 3) == []
     assert files_left(before) == set()
 
 
-def test_a_kernel_killed_while_the_server_still_imports_leaves_nothing(kernel: Kernel) -> None:
-    kernel.run("from playbook_utils.workers import prewarm; prewarm()")
-    processes = kernel.wait_for_workers(0)
-    kernel.kill()
+def test_a_kernel_killed_while_the_server_still_imports_leaves_nothing(
+    new_kernel: Kernel,
+) -> None:
+    new_kernel.run("from playbook_utils.workers import prewarm; prewarm()")
+    processes = new_kernel.wait_for_workers(0)
+    new_kernel.kill()
     assert gone_within(processes, 3) == []
 
 
 def test_nothing_listens_on_other_than_loopback(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
     kernel.start("def work():\n    dist.barrier()\n    time.sleep(60)\nlaunch(work, world_size=3)")
     _, *workers = kernel.wait_for_workers(3)
     time.sleep(0.5)
@@ -130,20 +119,19 @@ def test_nothing_listens_on_other_than_loopback(kernel: Kernel) -> None:
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_two_kernels_launch_at_the_same_time(start_kernel) -> None:
-    kernels = [start_kernel(), start_kernel()]
-    for kernel in kernels:
-        kernel.run(IMPORTS)
-        kernel.run(
-            "def work():\n    x = torch.ones(1)\n    dist.all_reduce(x)\n    return x.item()"
-        )
-    code = "[launch(work, world_size=3) for _ in range(5)][-1]"
-    requests = [kernel.start(code) for kernel in kernels]
-    assert [k.wait(r) for k, r in zip(kernels, requests, strict=True)] == ["[3.0, 3.0, 3.0]"] * 2
+def test_two_kernels_launch_at_the_same_time(kernel: Kernel, new_kernel: Kernel) -> None:
+    """The first launch of both, so that their servers start at the same time, too."""
+    new_kernel.run(IMPORTS)
+    kernel.run("shutdown()")
+    for one in (kernel, new_kernel):
+        one.run("def work():\n    x = torch.ones(1)\n    dist.all_reduce(x)\n    return x.item()")
+    for one in (kernel, new_kernel):
+        one.start("[launch(work, world_size=3) for _ in range(5)][-1]")
+    found = [one.wait(one.running) for one in (kernel, new_kernel)]
+    assert found == ["[3.0, 3.0, 3.0]"] * 2
 
 
 def test_stored_output_is_the_same_on_every_run(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
     kernel.run(
         "def work():\n    for i in range(3):\n        print('step', i)\n        dist.barrier()"
     )
@@ -152,32 +140,29 @@ def test_stored_output_is_the_same_on_every_run(kernel: Kernel) -> None:
 
 
 def test_output_of_rank_0_is_live(kernel: Kernel) -> None:
-    kernel.run(IMPORTS)
-    request = kernel.start(
-        "def work():\n    print('early')\n    time.sleep(60)\nlaunch(work, world_size=2)"
-    )
+    kernel.start("def work():\n    print('early')\n    time.sleep(60)\nlaunch(work, world_size=2)")
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         message = kernel.client.get_iopub_msg(timeout=30)
         if message["msg_type"] == "stream":
             break
     assert message["content"]["text"].startswith("[rank 0] early")
-    kernel.manager.interrupt_kernel()
-    assert "[rank 1] early" in kernel.wait(request, timeout_s=10)
+    assert "[rank 1] early" in kernel.interrupt()
 
 
 def test_a_launch_works_after_threaded_work_in_the_kernel(kernel: Kernel) -> None:
     """Forking the kernel itself hangs here: OpenMP's threads do not survive a fork."""
-    kernel.run(IMPORTS)
+    kernel.run("shutdown()")
     kernel.run("torch.set_num_threads(2); a = torch.ones(600, 600); b = a @ a")
     assert kernel.run("launch(lambda: (a @ a)[0, 0].item(), world_size=2)") == "[600.0, 600.0]"
 
 
 def test_the_kernels_own_files_are_not_inherited(kernel: Kernel) -> None:
-    kernel.run(IMPORTS + "secret = open(os.devnull)")
+    kernel.run("shutdown(); secret = open(os.devnull)")
     code = "launch(lambda: [os.readlink(f'/proc/self/fd/{f}') for f in os.listdir('/proc/self/fd')"
     code += " if os.path.exists(f'/proc/self/fd/{f}')], world_size=1)[0]"
     held = eval(kernel.run(code))
+    kernel.run("secret.close()")
     assert os.devnull in held, "standard input"
     assert sum(name == os.devnull for name in held) == 1
 
@@ -236,7 +221,6 @@ REFUSED = [
 
 def test_every_text_is_short_and_shows_no_frame_of_ours(kernel: Kernel) -> None:
     """And the next launch works, once the cause is gone."""
-    kernel.run(IMPORTS)
     for before, cell, begin in REFUSED:
         assert kernel.run(before) == ""
         text = kernel.run(cell)
@@ -251,12 +235,11 @@ def test_every_text_is_short_and_shows_no_frame_of_ours(kernel: Kernel) -> None:
 
 
 def test_an_interrupt_of_the_start_is_one_sentence(kernel: Kernel) -> None:
-    kernel.run(IMPORTS + "class Slow:\n    def __reduce__(self):\n        time.sleep(60)")
-    request = kernel.start("print('starts', flush=True)\nlaunch(print, Slow(), world_size=2)")
+    kernel.run("shutdown()\nclass Slow:\n    def __reduce__(self):\n        time.sleep(60)")
+    kernel.start("print('starts', flush=True)\nlaunch(print, Slow(), world_size=2)")
     kernel.wait_for_workers(0)
     time.sleep(0.5)
-    kernel.manager.interrupt_kernel()
-    text = kernel.wait(request, timeout_s=10)
+    text = kernel.interrupt()
     assert text == "starts\nLaunchInterrupted: interrupted; all 2 ranks were stopped"
     assert kernel.run("launch(dist.get_rank, world_size=2)") == "[0, 1]"
 
@@ -264,7 +247,6 @@ def test_an_interrupt_of_the_start_is_one_sentence(kernel: Kernel) -> None:
 def test_names_of_a_notebook_that_the_workers_own_start_has_are_the_notebooks(
     kernel: Kernel,
 ) -> None:
-    kernel.run(IMPORTS)
     kernel.run(
         "def kernel(x):\n    return x + 1\n"
         "def control(x):\n    return 2 * x\n"

@@ -47,10 +47,56 @@ def test_results_come_in_rank_order(world_size: int) -> None:
     assert launch(rank_squared, 1, world_size=world_size) == [r**2 + 1 for r in range(world_size)]
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_collectives_work(start_method: str) -> None:
-    results = launch(summed, torch.arange(3.0), world_size=2, start_method=start_method)
-    assert all(torch.equal(r, 3 * torch.arange(3.0)) for r in results)
+@dataclass
+class Look:
+    """What a rank saw of the 200 MB that it was sent."""
+
+    total: float
+    own_kib: int
+    """Memory that the rank has for itself after it has read them."""
+    first: list[float]
+    """Of each part, after the rank has changed it."""
+    summed: torch.Tensor
+
+
+def look(sent: list[Any]) -> Look:
+    total = sum(float(x.sum()) for x in sent)
+    dist.barrier()  # pages that no other rank has read yet would count as this rank's own
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (own,) = [int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")]
+    for x in sent:
+        x[0] += 1 + dist.get_rank()
+    dist.barrier()
+    return Look(total, own, [float(x[0]) for x in sent], summed(torch.arange(3.0)))
+
+
+@pytest.fixture(scope="module", params=["fork", "spawn"])
+def looks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[Any], list[Look]]:
+    """(start method, what was sent, results) of one launch, whose sys.path has a path object."""
+    sent = [torch.ones(40_000_000), numpy.ones(5_000_000)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path, tmp_path_factory.mktemp("a path object")])
+        shutdown()
+        return request.param, sent, launch(look, sent, world_size=2, start_method=request.param)
+
+
+def test_collectives_work(looks: tuple[str, list[Any], list[Look]]) -> None:
+    """And a path object in sys.path is no hindrance."""
+    _, _, results = looks
+    assert all(torch.equal(r.summed, 3 * torch.arange(3.0)) for r in results)
+
+
+def test_ranks_share_the_pages_of_what_they_are_sent(
+    looks: tuple[str, list[Any], list[Look]],
+) -> None:
+    start_method, sent, results = looks
+    assert [(r.total, r.first) for r in results] == [(45e6, [2, 2]), (45e6, [3, 3])]
+    # A spawned rank has 150 MB of its own before it is sent anything, a forked one 20.
+    limit_kib = {"fork": 100_000, "spawn": 250_000}[start_method]
+    assert all(r.own_kib < limit_kib for r in results), [r.own_kib for r in results]
+    assert sent[0][0] == 1 and sent[1][0] == 1
 
 
 def test_closures_partials_lambdas_and_dataclasses() -> None:
@@ -86,30 +132,10 @@ def test_200_megabytes_come_back() -> None:
     assert tensor.nbytes == 200_000_000 and tensor[-1] == 49_999_999
 
 
-# A spawned rank has 150 MB of its own before it is sent anything, a forked one 20.
-@pytest.mark.parametrize(("start_method", "limit_kib"), [("fork", 100_000), ("spawn", 250_000)])
-def test_ranks_share_the_pages_of_what_they_are_sent(start_method: str, limit_kib: int) -> None:
-    def look(sent: list) -> tuple[float, int, list[float]]:
-        """The sum, the KiB that this rank has for itself after it, what its changes made."""
-        total = sum(float(x.sum()) for x in sent)
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        (own,) = [int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")]
-        for x in sent:
-            x[0] += 1 + dist.get_rank()
-        dist.barrier()
-        return total, own, [float(x[0]) for x in sent]
-
-    sent = [torch.ones(40_000_000), numpy.ones(5_000_000)]  # 200 MB
-    results = launch(look, sent, world_size=2, start_method=start_method)
-    assert [(a, b) for a, _, b in results] == [(45e6, [2, 2]), (45e6, [3, 3])]
-    assert all(own < limit_kib for _, own, _ in results), results
-    assert sent[0][0] == 1 and sent[1][0] == 1
-
-
-def test_fifty_launches_in_a_row_leave_no_descriptor() -> None:
+def test_launches_in_a_row_leave_no_descriptor() -> None:
     launch(rank_squared, world_size=2)
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
+    for _ in range(10):
         assert launch(rank_squared, world_size=2) == [0, 1]
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -176,22 +202,13 @@ def test_dtype_precision_and_determinism_of_the_notebook_are_the_ranks() -> None
     try:
         torch.set_default_dtype(torch.float64)
         torch.set_float32_matmul_precision("medium")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # the same, without importing Inductor
         assert launch(look, world_size=1) == [(torch.float64, "medium", True, True)]
     finally:
         torch.set_default_dtype(before[0])
         torch.set_float32_matmul_precision(before[1])
-        torch.use_deterministic_algorithms(before[2], warn_only=before[3])
+        torch.set_deterministic_debug_mode("default")
     assert launch(look, world_size=1) == [before]
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_path_object_in_sys_path_is_no_hindrance(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_method: Any
-) -> None:
-    monkeypatch.setattr("sys.path", [*sys.path, tmp_path])
-    shutdown()
-    assert launch(rank_squared, world_size=1, start_method=start_method) == [0]
 
 
 def test_what_does_not_travel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,24 +272,17 @@ def test_the_server_has_one_thread_and_no_cuda() -> None:
     assert launch(torch.cuda.is_initialized, world_size=1) == [False]
 
 
-def test_shutdown_and_prewarm_can_be_repeated() -> None:
+def test_shutdown_and_prewarm_can_be_repeated_and_several_threads_get_one_server() -> None:
     shutdown()
-    prewarm()
-    prewarm()
-    assert launch(rank_squared, world_size=2) == [0, 1]
-    shutdown()
-    shutdown()
-    assert launch(rank_squared, world_size=2) == [0, 1]
-
-
-def test_servers_asked_for_from_several_threads_are_one() -> None:
     shutdown()
     threads = [threading.Thread(target=prewarm) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    prewarm()
     assert len(psutil.Process().children()) == 1
+    assert launch(rank_squared, world_size=2) == [0, 1]
 
 
 def test_a_launch_inside_a_launch_is_refused() -> None:
