@@ -1,9 +1,9 @@
-"""Exercises of lesson 00: one on memory, one on communication, one on ranks.
+"""Exercises of lesson 00: one on memory, one on ranks, one on communication.
 
-    from playbook_utils.exercises.start_here import SUM_OVER_RANKS
     check(SUM_OVER_RANKS, sum_over_ranks)
 
-Left out: the solutions, which stand at the end of the notebook.
+The ranks' numbers are no whole numbers and no half-precision ones, and the ways to be right by
+accident (numbers known beforehand, another GPU's memory assumed) are cases of their own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from playbook_utils.checks import Exercise, expect_calls, expect_close, expect_equal
+from playbook_utils.errors import CheckFailed, LaunchTimeout
 from playbook_utils.events import CollectiveEvent
 from playbook_utils.measure import record_communication
 from playbook_utils.predict.communication import wire_bytes
@@ -25,19 +26,17 @@ __all__ = ["EXCHANGE_SECONDS", "GPUS_NEEDED", "SUM_OVER_RANKS"]
 
 def _verify_gpus_needed(attempt: Callable[[int, int], Any]) -> None:
     """16 bytes a parameter, the book's section "Memory Usage in Transformers"."""
-    gpu_bytes = 80 * 10**9
-    for num_params, hint in (
-        (
-            8_030_261_248,
-            "16 bytes a parameter (2 weight, 2 gradient, 12 optimizer states), in whole GPUs",
-        ),
-        (10 * 10**9, "160 GB fill two GPUs exactly: no third one is needed"),
-        (
-            70_553_706_496,
-            "all 16 bytes of each parameter; what is left over needs a GPU too: round up",
-        ),
-        (5_000_000_001, "80 GB and 16 bytes do not fit in one GPU: round up, in whole numbers"),
-    ):
+    sizes: dict[tuple[int, int], str] = {
+        (8_030_261_248, 80 * 10**9): "16 bytes a parameter (2 weight, 2 gradient, 12 optimizer "
+        "states), in whole GPUs",
+        (10 * 10**9, 80 * 10**9): "160 GB fill two GPUs exactly: no third one is needed",
+        (70_553_706_496, 80 * 10**9): "all 16 bytes of each parameter; what is left over needs a "
+        "GPU too: round up",
+        (5_000_000_001, 80 * 10**9): "80 GB and 16 bytes do not fit in one GPU: round up, in whole "
+        "numbers",
+        (8_030_261_248, 24 * 10**9): "these GPUs hold 24 GB: divide by gpu_bytes",
+    }
+    for (num_params, gpu_bytes), hint in sizes.items():
         expected = -(-16 * num_params // gpu_bytes)
         what = f"gpus_needed({num_params:,}, {gpu_bytes:,})"
         expect_equal(attempt(num_params, gpu_bytes), expected, what, hint=hint)
@@ -65,10 +64,8 @@ def _verify_exchange_seconds(attempt: Callable[[int, int, float], Any]) -> None:
 def _verify_sum_over_ranks(attempt: Callable[[float], Any]) -> None:
     """The right sum on every rank, by one all_reduce of one number and nothing else."""
     for world_size in (2, 3):
-        numbers = [float(7 * rank * rank + 3) for rank in range(world_size)]
-        results = launch(
-            _recorded, attempt, numbers, world_size=world_size, timeout_s=30, collective_timeout_s=5
-        )
+        numbers = [700.0 * rank * rank + 3.125 for rank in range(world_size)]
+        results = _launched(attempt, numbers)
         for rank, (found, events) in enumerate(results):
             kind = "number" if isinstance(found, (int, float)) else type(found).__name__
             hint = "return the sum itself; .item() takes it out of the tensor"
@@ -80,6 +77,30 @@ def _verify_sum_over_ranks(attempt: Callable[[float], Any]) -> None:
             sent = sum(math.prod(event.shape) for event in events)
             hint = "torch.tensor([number]) has one element; send no more than that"
             expect_equal(sent, 1, "elements passed to all_reduce", rank=rank, hint=hint)
+
+
+def _launched(
+    attempt: Callable[[float], Any], numbers: list[float]
+) -> list[tuple[Any, tuple[CollectiveEvent, ...]]]:
+    """One rank a number; where some ranks wait for those that left the call out, says just that."""
+    try:
+        return launch(
+            _recorded,
+            attempt,
+            numbers,
+            world_size=len(numbers),
+            timeout_s=30,
+            collective_timeout_s=5,
+        )
+    except LaunchTimeout as error:
+        there = [r for r, where in error.positions.items() if where.startswith("all_reduce")]
+        if not 0 < len(there) < len(numbers):
+            raise
+        who = f"rank{'s' * (len(there) > 1)} {', '.join(map(str, there))} of {len(numbers)}"
+        raise CheckFailed(
+            f"only {who} called all_reduce, and waited there for the others in vain\n"
+            "hint: every rank must make the call, so it stands under no `if` that asks for the rank"
+        ) from error
 
 
 def _recorded(

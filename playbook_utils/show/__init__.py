@@ -36,7 +36,7 @@ _NAMES = {
     "lessons.gpus_and_cuda_kernels": ("gpu_diagram", "requests", "thread_grid"),
     "lessons.gradient_accumulation": ("accumulation_diagram",),
     "lessons.memory_profiling": ("training_step",),
-    "lessons.start_here": ("course_map",),
+    "lessons.start_here": ("course_map", "ring"),
     "lessons.zero": ("without_waits", "zero_diagram"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

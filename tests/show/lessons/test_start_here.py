@@ -1,8 +1,9 @@
-"""The map of the course: every lesson in its box, in an order that can be read."""
+"""The map of the course: every lesson in its box. The ring: an arrow from each to the next."""
 
 from __future__ import annotations
 
 import pytest
+from matplotlib.patches import Circle, FancyArrowPatch
 
 from playbook_utils import show
 from tests.show.drawn import flaws
@@ -15,8 +16,6 @@ def lessons(count: int, parts: int, title: str = "Context parallelism: ring atte
             "title": title,
             "part": f"Part {i * parts // count}",
             "minutes": 10,
-            "needs": range(min(i, 6)),
-            "gpu": i % 2 == 0,
         }
         for i in range(count)
     ]
@@ -37,10 +36,7 @@ def test_the_map_holds_every_lesson_in_its_box(count: int, parts: int) -> None:
             assert any(e.y0 <= box.y0 and box.y1 <= e.y1 for e in within), text.get_text()
 
 
-def test_the_map_refuses_lessons_out_of_order() -> None:
-    first, second = lessons(2, 1)
-    with pytest.raises(ValueError, match=r"lesson 1 needs \[0\], not found before it"):
-        show.course_map([second, first])
+def test_the_map_refuses_what_it_cannot_draw() -> None:
     with pytest.raises(ValueError, match="lacks minutes"):
         show.course_map([{"number": 0, "title": "x", "part": "y"}])
     with pytest.raises(ValueError, match="no lessons"):
@@ -54,3 +50,29 @@ def test_a_lesson_without_minutes_is_planned() -> None:
     ]
     texts = [text.get_text() for text in show.course_map(lessons).figure.axes[0].texts]
     assert "20 min" in texts and "planned" in texts
+
+
+@pytest.mark.parametrize("size", [3, 4, 6])
+def test_each_arrow_of_the_ring_leads_to_the_right_hand_neighbour(size: int) -> None:
+    picture = show.ring({f"rank {r}": f"part {r}" for r in range(size)}, title="One step")
+    (axes,) = picture.figure.axes
+    nodes = [patch.center for patch in axes.patches if isinstance(patch, Circle)]
+    arcs = [p._path_original.vertices for p in axes.patches if isinstance(p, FancyArrowPatch)]
+    assert len(nodes) == len(arcs) == size
+
+    def nearest(point: tuple[float, float]) -> int:
+        return min(
+            range(size),
+            key=lambda i: (nodes[i][0] - point[0]) ** 2 + (nodes[i][1] - point[1]) ** 2,
+        )
+
+    assert [(nearest(arc[0]), nearest(arc[-1])) for arc in arcs] == [
+        (rank, (rank + 1) % size) for rank in range(size)
+    ]
+    assert flaws(picture) == []
+    assert f"rank {size - 1} to rank 0: part {size - 1}." in repr(picture)
+
+
+def test_a_ring_has_three_nodes_at_least() -> None:
+    with pytest.raises(ValueError, match="nodes is 2; expected 3 to 6"):
+        show.ring({"a": "", "b": ""})
