@@ -14,7 +14,7 @@ from playbook_utils.events import Span
 from playbook_utils.show.canvas import Canvas, expect_within
 from playbook_utils.show.style import QUIET, Picture, color_of
 
-__all__ = ["without_waits", "zero_diagram"]
+__all__ = ["gathers_and_scatters", "zero_diagram"]
 
 _BYTES = {"params": 2, "grads": 2, "optimizer_states": 12}
 _SHARDED_FROM = {"params": 3, "grads": 2, "optimizer_states": 1}
@@ -67,8 +67,8 @@ def _part(world_size: int) -> str:
     return "whole" if world_size == 1 else "half" if world_size == 2 else f"1/{world_size}"
 
 
-def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The spans without the idle ones, those of a lane "compute" cut where their rank is idle.
+def gathers_and_scatters(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans with gathers and scatters told apart, and computing cut where its rank is idle.
 
     A forward that stops for a layer's weights is one span with an "idle" one inside it. Drawn as it
     is, the two share the height of the row; cut, the row shows grey where the rank waits.
@@ -76,6 +76,9 @@ def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
     spans = tuple(spans)
     kept = []
     for span in (span for span in spans if span.kind != "idle"):
+        if span.kind == "communication":
+            named = (kind for kind in ("gather", "scatter") if kind in span.name)
+            span = replace(span, kind=next(named, "communication"))
         pieces = [span]
         for wait in spans if span.lane == "compute" else ():
             if wait.kind == "idle" and wait.rank == span.rank:
