@@ -59,7 +59,9 @@ def export_script(lesson: str, folder: Path | None = None) -> str:
     if not names:
         raise ValueError(f"{path.name} exports nothing: mark cells with `#| export`")
     title = notebook.title.replace("\\", "\\\\").replace('"', "'")
-    sources = [cell.source.partition("\n")[2] for cell in notebook.cells]
+    # A lesson imports its own folded answers; here they stand above.
+    own = re.compile(rf"^from notebooks\.{path.stem[3:]} import .*\n+", re.MULTILINE)
+    sources = [own.sub("", cell.source.partition("\n")[2]) for cell in notebook.cells]
     # Python wants these first in a file; in a lesson they hold for the cells below.
     futures = "".join(line for source in sources for line in _FUTURE.findall(source))
     cells = "\n\n\n".join(_FUTURE.sub("", source).strip("\n") for source in sources)

@@ -106,8 +106,9 @@ def _draw_bars(
             middle = y - _BAR / 2 + thickness * (track + 0.5)
             left, width = span.start_s * 1e3, span.duration_s * 1e3
             color = KIND_COLORS[span.kind]
-            # A white edge parts neighbours; on a bar of a few pixels it would be all there is.
-            edge = "white" if width > 6 * pixel else color
+            # A white edge parts neighbours; on a bar of a few pixels it would be all there is, and
+            # waiting is one thing, however many calls it is for.
+            edge = "white" if width > 6 * pixel and span.kind != "idle" else color
             bar = axes.barh(middle, max(width, 1.5 * pixel), thickness, left, color=color)
             bar[0].set(edgecolor=edge, linewidth=0.5, label=span.name)
             if thickness > 0.35 and span.kind != "idle":  # what it waits for is named in its lane

@@ -113,3 +113,19 @@ def test_a_lesson_without_exports_is_refused(two: Path) -> None:
 def test_unknown_lesson(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "99", "--notebooks", str(folder)]) == 2
     assert "06_adding" in capsys.readouterr().err
+
+
+def test_a_lesson_that_imports_its_own_answers_does_not_so_in_the_script(folder: Path) -> None:
+    cells = (
+        "#| export\nfrom notebooks.self import half\n\n\ndef quarter(x):\n    return half(half(x))"
+    )
+    path = write_notebook(folder, "07_self", cells)
+    notebook = nbformat.read(path, 4)
+    answer = "<details>\n\n```python\n#| export\ndef half(x):\n    return x / 2\n```\n\n</details>"
+    notebook.cells.insert(0, nbformat.v4.new_markdown_cell(answer))
+    nbformat.write(notebook, path)
+    script = export_script("07", folder)
+    assert "notebooks.self" not in script
+    names: dict = {}
+    exec(script.split("if __name__")[0], names)
+    assert names["quarter"](8) == 2

@@ -21,7 +21,8 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
     steps = ("one batch", "forward and\nbackward", "gradients", "average\nof gradients")
     places = ((0.1, 0.7), (1.4, 0.9), (2.9, 0.6), (4.2, 0.8), (5.7, 0.8))
     canvas.names(left - 0.3, (*steps, "optimizer step"), places)
-    reduce_box = canvas.box(left, 4.2, full, 0.8, "all-reduce", color=color_of("communication"))
+    label = "all-reduce: add up, divide by N" if world_size > 1 else "all-reduce"
+    reduce_box = canvas.box(left, 4.2, full, 0.8, label, color=color_of("communication"))
     for rank in range(world_size):
         texts = (
             f"slice {rank}",
@@ -39,7 +40,7 @@ def data_parallel_diagram(world_size: int = 4) -> Picture:
         )
         canvas.arrow(part.bottom, model.top)
         canvas.arrow(model.bottom, grads.top)
-        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.top[1]), both=True)
+        canvas.arrow(grads.bottom, (grads.bottom[0], reduce_box.top[1]))
         canvas.arrow((after.top[0], reduce_box.bottom[1]), after.top)
     return canvas.picture(
         f"Data parallelism on {world_size} ranks: the batch is cut into {world_size} slices; each "
