@@ -11,7 +11,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -82,13 +84,29 @@ def _flat_grads(params: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([p.grad.flatten() for p in params if p.grad is not None])
 
 
+def _expect_parts(scatter: Callable[..., Any], mine: Tensor, whole: Tensor, **options: Any) -> Any:
+    """The call itself, if its sizes fit; the backend's own words are hard to read."""
+    world_size, numel = dist.get_world_size(), whole.numel()
+    said = f"reduce_scatter_single(mine, whole): found {mine.numel()} and {numel} numbers"
+    if mine.numel() > numel:
+        raise CheckFailed(f"{said}\nhint: the output, the shard, comes first")
+    if numel % world_size:
+        hint = f"{numel} numbers do not divide by {world_size} ranks: pad the flat tensor first"
+        raise CheckFailed(f"{said}\nhint: {hint}")
+    if mine.numel() * world_size != numel:
+        raise CheckFailed(f"{said}\nhint: `mine` has room for whole.numel() // world_size")
+    return scatter(mine, whole, **options)
+
+
 def _run_reduce(attempt: Callable[[list[nn.Parameter]], Tensor], dtype: torch.dtype) -> Any:
     params = _params(dtype)
     grads = _flat_grads(params)
     numel = grads.numel()
     before, large = {id(p.grad) for p in params}, _num_large(numel)
     with record_communication() as log:
-        shard = attempt(params)
+        guarded = partial(_expect_parts, dist.reduce_scatter_single)
+        with patch.object(dist, "reduce_scatter_single", guarded):
+            shard = attempt(params)
     left = sum(p.grad is not None for p in params)
     # A gradient may have been hidden elsewhere rather than freed, or kept as a part of a flat copy.
     kept = 0 if left else _num_kept(numel, large)
@@ -106,14 +124,17 @@ def _verify_reduce(attempt: Callable[[list[nn.Parameter]], Tensor]) -> None:
         mean[: grads[0].numel()] = torch.stack(grads).mean(0)
         rtol = 1e-9 if dtype == torch.float64 else 1e-5
         for rank, (_, shard, left, hidden, events) in enumerate(results):
-            hint = "a reduce-scatter adds up: divide by the number of ranks, and pad at the end"
+            hint = "an all-reduce would send twice as much; one flat tensor needs one call"
+            expect_calls(events, {"reduce_scatter": 1}, rank=rank, hint=hint)
+            hint = (
+                "flatten each `param.grad`; a reduce-scatter adds up: "
+                "divide by the number of ranks, and pad at the end"
+            )
             if isinstance(shard, Tensor) and shard.dtype != dtype:
                 hint = "the gradients' own dtype: new_zeros and new_empty keep it"
             expected = mean[rank * length :][:length]
             what = "shard of the average"
             expect_close(shard, expected, what, rtol=rtol, atol=rtol, rank=rank, hint=hint)
-            hint = "an all-reduce would send twice as much; one flat tensor needs one call"
-            expect_calls(events, {"reduce_scatter": 1}, rank=rank, hint=hint)
             hint = "set param.grad = None once it is copied"
             expect_equal(left, 0, "parameters with a full gradient left", rank=rank, hint=hint)
             hint = "something still refers to them: a list that outlives the call, or a view?"
@@ -156,10 +177,21 @@ def _run_gather(attempt: Callable[..., Any], dtype: torch.dtype) -> Any:
     for step in range(2):
         shard.copy_(_padded_weight(step, world_size, dtype).chunk(world_size)[rank])
         with record_communication() as log:
-            outputs.append(linear(x))
+            outputs.append(_output(linear, x))
         events.append(log.events)
         kept = kept or _num_kept(_WEIGHT[0] * _WEIGHT[1], before)
     return outputs, events, kept
+
+
+def _output(linear: Callable[[Tensor], Any], x: Tensor) -> Any:
+    try:
+        return linear(x)
+    except RuntimeError as error:
+        if "invalid for input of size" not in str(error):
+            raise
+        numel = _WEIGHT[0] * _WEIGHT[1]
+        hint = f"drop the padding before you reshape: the weight is the first {numel} numbers"
+        raise CheckFailed(f"{error}\nhint: {hint}") from None
 
 
 def _verify_gather(attempt: Callable[..., Any]) -> None:
@@ -180,6 +212,8 @@ def _verify_gather(attempt: Callable[..., Any]) -> None:
                 what, rtol = f"output{after}", 1e-9 if dtype == torch.float64 else 1e-4
                 expect_close(output, x @ weight.T, what, rtol=rtol, rank=rank, hint=hint)
                 hint = "one all-gather a call"
+                if not events[step]:
+                    hint = "gather inside the function that you return"
                 expect_calls(events[step], {"all_gather": 1}, rank=rank, hint=hint)
             hint = "the whole weight must be a local variable of the call"
             expect_equal(kept, 0, "whole weights in memory after a call", rank=rank, hint=hint)
@@ -209,6 +243,8 @@ def _verify_clip(attempt: Callable[[Sequence[Tensor], float], Any]) -> None:
             expect_close(value, norm, "norm", rtol=1e-5, rank=rank, hint=hint)
             for shard, original in zip(shards, before, strict=True):
                 hint = "max_norm / norm where the norm is larger, untouched where it is not"
+                if scale < 1 and torch.equal(shard, original):
+                    hint = "change the shards in place: `shard *= ...`"
                 expect_close(shard, original * scale, "shard", rtol=1e-5, rank=rank, hint=hint)
             hint = "one number is enough: add the squares of all shards up first"
             expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)

@@ -67,6 +67,25 @@ BUGS = {
         "dist.all_reduce(whole)\n    mine = whole.chunk(world_size)[dist.get_rank()].clone()",
         "an all-reduce would send twice",
     ),
+    "not padded gradients": ("reduce_and_free", "    whole = torch.cat([whole, padding])\n", "",
+                             "28 numbers do not divide by 3 ranks: pad the flat tensor first"),
+    "input first": ("reduce_and_free", "reduce_scatter_single(mine, whole",
+                    "reduce_scatter_single(whole, mine", "the shard, comes first"),
+    "too little room": ("reduce_and_free", "whole.numel() // world_size)",
+                        "whole.numel() // world_size - 1)", "`mine` has room for"),
+    "weights, not gradients": (
+        "reduce_and_free",
+        "flatten([param.grad for param in params])",
+        "flatten(params)",
+        "flatten each `param.grad`",
+    ),
+    "a call for each": (
+        "reduce_and_free",
+        "    dist.reduce_scatter_single(mine, whole, group=group)\n",
+        "    for _ in params:\n"
+        "        dist.reduce_scatter_single(mine, whole, group=group)\n",
+        "one flat tensor needs one call",
+    ),
     "the neighbour's shard": (
         "reduce_and_free",
         "dist.reduce_scatter_single(mine, whole, group=group)",
@@ -83,7 +102,7 @@ BUGS = {
         "    whole = shard.new_empty(shard.numel() * dist.get_world_size())\n"
         "    dist.all_gather_single(whole, shard)\n\n"
         "    def linear(x):\n",
-        "found {}, expected {'all_gather': 1}",
+        "gather inside the function that you return",
     ),
     "gathered once, on first use": (
         "gathered_linear",
@@ -103,6 +122,8 @@ BUGS = {
     ),
     "padding not dropped": ("gathered_linear", "whole[: shape[0] * shape[1]].view(shape)",
                             "whole[-shape[0] * shape[1] :].view(shape)", "drop the padding"),
+    "padding forgotten": ("gathered_linear", "whole[: shape[0] * shape[1]].view(shape)",
+                          "whole.view(shape)", "the weight is the first 15 numbers"),
     "norms added": ("clip_shards", "square = sum(shard.square().sum() for shard in shards)",
                     "square = sum(shard.norm() for shard in shards) ** 2", "add up the squares"),
     "own norm only": ("clip_shards", "dist.all_reduce(square, group=group)",
@@ -119,7 +140,9 @@ BUGS = {
     "norm after clipping": ("clip_shards", "return norm", "return norm.clamp(max=max_norm)",
                             "before clipping"),
     "not clipped": ("clip_shards", "shard *= (max_norm / (norm + 1e-6)).clamp(max=1)", "pass",
-                    "shard"),
+                    "change the shards in place"),
+    "not in place": ("clip_shards", "shard *= (max_norm", "shard = shard * (max_norm",
+                     "change the shards in place"),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable)
-from notebooks.zero import ZeRO2, ZeRO3
+from notebooks.zero import ZeRO2, ZeRO3, ZeRO3Prefetch
 from playbook_utils.errors import LaunchError
 from playbook_utils.measure import record_communication
 from playbook_utils.model import cross_entropy
@@ -72,8 +72,8 @@ def test_evaluation_between_backward_and_step() -> None:
 
 
 def test_nothing_gathered_survives_a_step() -> None:
-    def run(evaluate: bool) -> Any:
-        one = Trained(ZeRO3, frozen_embedding)
+    def run(stage: Any, evaluate: bool) -> Any:
+        one = Trained(stage, frozen_embedding)
         with record_communication() as log:
             one.backward(BATCHES[0])
         after_backward = whole(one.rung)
@@ -85,12 +85,12 @@ def test_nothing_gathered_survives_a_step() -> None:
         return after_backward, before, whole(one.rung), log.calls("all_gather")
 
     def both() -> Any:
-        return run(False), run(True)
+        return [(run(stage, False), run(stage, True)) for stage in (ZeRO3, ZeRO3Prefetch)]
 
-    plain, evaluated = launch(both, world_size=2)[0]
-    assert plain == ([False] * 4, [False] * 4, [False] * 4, 8)
-    assert evaluated[1] == [False, True, False, False]
-    assert evaluated[2] == [False] * 4
+    for plain, evaluated in launch(both, world_size=2)[0]:
+        assert plain == ([False] * 4, [False] * 4, [False] * 4, 8)
+        assert evaluated[1] == [False, True, False, False]
+        assert evaluated[2] == [False] * 4
 
 
 class Watched:
@@ -107,7 +107,7 @@ class Watched:
 
 def test_what_is_on_the_wire_while_a_layer_computes() -> None:
     def look() -> Any:
-        one, events = Trained(ZeRO3, odd), []
+        one, events = Trained(ZeRO3Prefetch, odd), []
         gather = dist.all_gather_single
 
         def watched_gather(output: Any, *args: Any, **options: Any) -> Any:
@@ -136,8 +136,8 @@ def between(events: list[str], *expected: str) -> bool:
 
 
 def test_between_uses_stage_3_has_no_weights() -> None:
-    def look() -> Any:
-        one = Trained(ZeRO3, odd)
+    def look(stage: Any) -> Any:
+        one = Trained(stage, odd)
         seen = []
         for layer in one.model.layers:
             layer.mlp.register_forward_hook(lambda *_: seen.append(whole(one.rung)))
@@ -147,12 +147,18 @@ def test_between_uses_stage_3_has_no_weights() -> None:
         loss.backward()
         return seen, after_forward, whole(one.rung)
 
-    seen, after_forward, after_backward = launch(look, world_size=2)[0]
+    def both() -> Any:
+        return [look(stage) for stage in (ZeRO3, ZeRO3Prefetch)]
+
+    on_demand, prefetched = launch(both, world_size=2)[0]
     # The layer in use, the one being prefetched, and the root; never all.
-    assert seen == [[True, True, False, True], [False, True, True, True],
-                    [False, False, True, True]]  # fmt: skip
-    assert after_forward == [False] * 4
-    assert after_backward == [False] * 4
+    assert on_demand[0] == [[True, False, False, True], [False, True, False, True],
+                            [False, False, True, True]]  # fmt: skip
+    assert prefetched[0] == [[True, True, False, True], [False, True, True, True],
+                             [False, False, True, True]]  # fmt: skip
+    for _, after_forward, after_backward in (on_demand, prefetched):
+        assert after_forward == [False] * 4
+        assert after_backward == [False] * 4
 
 
 def test_zero_grad_between_steps_changes_nothing() -> None:

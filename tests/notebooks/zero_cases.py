@@ -19,6 +19,7 @@ from notebooks.zero import (
     ZeRO2,
     ZeRO2Overlapped,
     ZeRO3,
+    ZeRO3Prefetch,
     clip_shards,
     whole_params,
 )
@@ -35,7 +36,7 @@ RUNGS: dict[str, Any] = {
 VARIANTS: dict[str, Any] = {
     "ZeRO2, overlapped": ZeRO2Overlapped,
     "ZeRO2, one unit": partial(ZeRO2, layers=()),
-    "ZeRO3, on demand": partial(ZeRO3, prefetch=False),
+    "ZeRO3, prefetch": ZeRO3Prefetch,
 }
 WRAPS = RUNGS | VARIANTS
 STAGES = {"ZeRO1AllReduce": 1, "ZeRO1": 1, "ZeRO2": 2, "ZeRO3": 3}

@@ -17,6 +17,11 @@ from playbook_utils.show.style import QUIET, Picture, color_of
 __all__ = ["gathers_and_scatters", "zero_diagram"]
 
 _BYTES = {"params": 2, "grads": 2, "optimizer_states": 12}
+_HEADS = {
+    "params": "params,\n2 bytes",
+    "grads": "grads,\n2 bytes",
+    "optimizer_states": "optimizer states, 12 bytes:\nmaster and two moments (FP32)",
+}
 _SHARDED_FROM = {"params": 3, "grads": 2, "optimizer_states": 1}
 
 
@@ -29,11 +34,11 @@ def zero_diagram(world_size: int = 4) -> Picture:
     total = sum(_BYTES.values())
     left, row, gap = 2.9, 0.5, 0.55
     height = 0.9 + 4 * (world_size * row + gap)
-    canvas = Canvas(width=left + total + 2.6, height=height)
+    title = f"What each of {world_size} ranks holds, for one parameter"
+    canvas = Canvas(width=left + total + 2.6, height=height, title=title)
     x = left
     for kind, size in _BYTES.items():
-        name = "optimizer states: weights, momentum, variance in FP32" if size > 2 else kind
-        canvas.text(x + size / 2, 0.4, name, fontsize=9)
+        canvas.text(x + size / 2, 0.4, _HEADS[kind], fontsize=9)
         x += size
     for stage in range(4):
         top = 0.9 + stage * (world_size * row + gap)
