@@ -69,6 +69,9 @@ def _verify_shards(
         if isinstance(found, Tensor) and found.dtype != flat.dtype:
             hint = "a shard has the dtype of what it is cut from: flat.new_zeros(length)"
         expect_close(found, expected, what, rank=rank, hint=hint)
+        hint = "a slice is a view and keeps the whole: copy it"
+        behind, what = found.untyped_storage().nbytes(), "bytes behind the shard"
+        expect_equal(behind, length * flat.element_size(), what, rank=rank, hint=hint)
 
 
 def _params(dtype: torch.dtype) -> list[nn.Parameter]:
@@ -84,9 +87,16 @@ def _flat_grads(params: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([p.grad.flatten() for p in params if p.grad is not None])
 
 
+def _halves() -> Any:
+    """The group of this rank, of two: ranks 0, 2, ... and ranks 1, 3, ..."""
+    world_size = dist.get_world_size()
+    groups = [dist.new_group(list(range(first, world_size, 2))) for first in (0, 1)]
+    return groups[dist.get_rank() % 2]
+
+
 def _expect_parts(scatter: Callable[..., Any], mine: Tensor, whole: Tensor, **options: Any) -> Any:
     """The call itself, if its sizes fit; the backend's own words are hard to read."""
-    world_size, numel = dist.get_world_size(), whole.numel()
+    world_size, numel = dist.get_world_size(options.get("group")), whole.numel()
     said = f"reduce_scatter_single(mine, whole): found {mine.numel()} and {numel} numbers"
     if mine.numel() > numel:
         raise CheckFailed(f"{said}\nhint: the output, the shard, comes first")
@@ -98,15 +108,15 @@ def _expect_parts(scatter: Callable[..., Any], mine: Tensor, whole: Tensor, **op
     return scatter(mine, whole, **options)
 
 
-def _run_reduce(attempt: Callable[[list[nn.Parameter]], Tensor], dtype: torch.dtype) -> Any:
-    params = _params(dtype)
+def _run_reduce(attempt: Callable[..., Tensor], dtype: torch.dtype, grouped: bool) -> Any:
+    options, params = {"group": _halves()} if grouped else {}, _params(dtype)
     grads = _flat_grads(params)
     numel = grads.numel()
     before, large = {id(p.grad) for p in params}, _num_large(numel)
     with record_communication() as log:
         guarded = partial(_expect_parts, dist.reduce_scatter_single)
         with patch.object(dist, "reduce_scatter_single", guarded):
-            shard = attempt(params)
+            shard = attempt(params, **options)
     left = sum(p.grad is not None for p in params)
     # A gradient may have been hidden elsewhere rather than freed, or kept as a part of a flat copy.
     kept = 0 if left else _num_kept(numel, large)
@@ -115,30 +125,48 @@ def _run_reduce(attempt: Callable[[list[nn.Parameter]], Tensor], dtype: torch.dt
     return grads, shard, left, len(shapes) + kept, log.events
 
 
-def _verify_reduce(attempt: Callable[[list[nn.Parameter]], Tensor]) -> None:
-    for world_size, dtype in ((3, torch.float64), (2, torch.float32)):
-        results = launch(_run_reduce, attempt, dtype, world_size=world_size)
-        grads = [result[0] for result in results]
-        length = -(-grads[0].numel() // world_size)
-        mean = torch.zeros(length * world_size, dtype=dtype)
-        mean[: grads[0].numel()] = torch.stack(grads).mean(0)
-        rtol = 1e-9 if dtype == torch.float64 else 1e-5
-        for rank, (_, shard, left, hidden, events) in enumerate(results):
-            hint = "an all-reduce would send twice as much; one flat tensor needs one call"
-            expect_calls(events, {"reduce_scatter": 1}, rank=rank, hint=hint)
-            hint = (
-                "flatten each `param.grad`; a reduce-scatter adds up: "
-                "divide by the number of ranks, and pad at the end"
-            )
-            if isinstance(shard, Tensor) and shard.dtype != dtype:
-                hint = "the gradients' own dtype: new_zeros and new_empty keep it"
-            expected = mean[rank * length :][:length]
-            what = "shard of the average"
-            expect_close(shard, expected, what, rtol=rtol, atol=rtol, rank=rank, hint=hint)
-            hint = "set param.grad = None once it is copied"
-            expect_equal(left, 0, "parameters with a full gradient left", rank=rank, hint=hint)
-            hint = "something still refers to them: a list that outlives the call, or a view?"
-            expect_equal(hidden, 0, "full gradients still in memory", rank=rank, hint=hint)
+_RTOL = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def _verify_reduce(attempt: Callable[..., Tensor]) -> None:
+    cases = [(3, torch.float64), (2, torch.float32), (2, torch.bfloat16)]
+    for world_size, dtype in cases:
+        results = launch(_run_reduce, attempt, dtype, False, world_size=world_size)
+        _verify_shards_of_mean(list(enumerate(results)), dtype)
+    results = launch(_run_reduce, attempt, torch.float32, True, world_size=4)
+    for first in (0, 1):
+        members = [(rank, results[rank]) for rank in (first, first + 2)]
+        _verify_shards_of_mean(members, torch.float32, "`group` has two of the four ranks: use it")
+
+
+def _verify_shards_of_mean(
+    results: Sequence[tuple[int, Any]], dtype: torch.dtype, group_hint: str = ""
+) -> None:
+    """Each (global rank, result) of one group."""
+    grads = [result[0] for _, result in results]
+    length = -(-grads[0].numel() // len(results))
+    mean = torch.zeros(length * len(results), dtype=dtype)
+    mean[: grads[0].numel()] = torch.stack(grads).double().mean(0).to(dtype)
+    rtol = _RTOL[dtype]
+    for place, (rank, (_, shard, left, hidden, events)) in enumerate(results):
+        hint = "an all-reduce would send twice as much; one flat tensor needs one call"
+        expect_calls(events, {"reduce_scatter": 1}, rank=rank, hint=hint)
+        hint = (
+            "flatten each `param.grad`; a reduce-scatter adds up: "
+            "divide by the number of ranks, and pad at the end"
+        )
+        if isinstance(shard, Tensor) and shard.dtype != dtype:
+            hint = "the gradients' own dtype: new_zeros and new_empty keep it"
+        expected = mean[place * length :][:length]
+        what, hint = "shard of the average", group_hint or hint
+        expect_close(shard, expected, what, rtol=rtol, atol=rtol, rank=rank, hint=hint)
+        payload, size = events[0].payload_bytes, mean.numel() * mean.element_size()
+        hint = "send the gradients in their own dtype"
+        expect_equal(payload, size, "bytes to reduce-scatter", rank=rank, hint=hint)
+        hint = "set param.grad = None once it is copied"
+        expect_equal(left, 0, "parameters with a full gradient left", rank=rank, hint=hint)
+        hint = "something still refers to them: a list that outlives the call, or a view?"
+        expect_equal(hidden, 0, "full gradients still in memory", rank=rank, hint=hint)
 
 
 def _padded_weight(step: int, world_size: int, dtype: torch.dtype) -> Tensor:
@@ -220,34 +248,57 @@ def _verify_gather(attempt: Callable[..., Any]) -> None:
 
 
 def _run_clip(
-    attempt: Callable[[Sequence[Tensor], float], Any], max_norm: float, dtype: torch.dtype
+    attempt: Callable[..., Any], max_norm: float, dtype: torch.dtype, grouped: bool
 ) -> Any:
     torch.manual_seed(10 + dist.get_rank())
-    before = [torch.randn(5, dtype=dtype), torch.randn(2, dtype=dtype)]
-    shards = [shard.clone() for shard in before]
+    sizes = [40] * 100 if dtype == torch.bfloat16 else [5, 2]
+    before = [torch.randn(size, dtype=dtype) for size in sizes]
+    shards, options = [shard.clone() for shard in before], {"group": _halves()} if grouped else {}
     with record_communication() as log:
-        norm = attempt(shards, max_norm)
+        norm = attempt(shards, max_norm, **options)
     return before, shards, norm, log.events
 
 
-def _verify_clip(attempt: Callable[[Sequence[Tensor], float], Any]) -> None:
-    for world_size, max_norm, dtype in ((3, 0.5, torch.float64), (2, 1e6, torch.float32)):
-        results = launch(_run_clip, attempt, max_norm, dtype, world_size=world_size)
-        norm = sum(float(s.square().sum()) for before, *_ in results for s in before) ** 0.5
-        scale = min(1.0, max_norm / (norm + 1e-6))
-        for rank, (before, shards, found, events) in enumerate(results):
-            value = found.item() if isinstance(found, Tensor) else found
-            if not isinstance(value, (int, float)):
-                raise CheckFailed(f"norm: found {found!r}, expected a number\nhint: return it")
-            hint = "of the whole gradient, before clipping: add up the squares of all ranks"
-            expect_close(value, norm, "norm", rtol=1e-5, rank=rank, hint=hint)
-            for shard, original in zip(shards, before, strict=True):
-                hint = "max_norm / norm where the norm is larger, untouched where it is not"
-                if scale < 1 and torch.equal(shard, original):
-                    hint = "change the shards in place: `shard *= ...`"
-                expect_close(shard, original * scale, "shard", rtol=1e-5, rank=rank, hint=hint)
-            hint = "one number is enough: add the squares of all shards up first"
-            expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)
+def _verify_clip(attempt: Callable[..., Any]) -> None:
+    cases = [
+        (3, 0.5, torch.float64, False),
+        (2, 1e6, torch.float32, False),
+        (2, 0.5, torch.bfloat16, False),
+        (4, 0.5, torch.float32, True),
+    ]
+    for world_size, max_norm, dtype, grouped in cases:
+        results = launch(_run_clip, attempt, max_norm, dtype, grouped, world_size=world_size)
+        for first in (0, 1) if grouped else (0,):
+            ranks = range(first, world_size, 2 if grouped else 1)
+            _verify_clipped([(rank, results[rank]) for rank in ranks], max_norm, dtype, grouped)
+
+
+def _verify_clipped(
+    results: Sequence[tuple[int, Any]], max_norm: float, dtype: torch.dtype, grouped: bool
+) -> None:
+    """Each (global rank, result) of one group."""
+    every = [shard.double() for _, (before, *_) in results for shard in before]
+    norm = sum(float(shard.square().sum()) for shard in every) ** 0.5
+    scale = min(1.0, max_norm / (norm + 1e-6))
+    low = dtype == torch.bfloat16
+    for rank, (before, shards, found, events) in results:
+        value = found.item() if isinstance(found, Tensor) else found
+        if not isinstance(value, (int, float)):
+            raise CheckFailed(f"norm: found {found!r}, expected a number\nhint: return it")
+        hint = "of the whole gradient, before clipping: add up the squares of all ranks"
+        if low:
+            hint = "BF16 loses small terms: add the squares up in float32"
+        if grouped:
+            hint = "`group` has two of the four ranks: use it"
+        expect_close(value, norm, "norm", rtol=2e-3 if low else 1e-5, rank=rank, hint=hint)
+        for shard, original in zip(shards, before, strict=True):
+            hint = "max_norm / norm where the norm is larger, untouched where it is not"
+            if scale < 1 and torch.equal(shard, original):
+                hint = "change the shards in place: `shard *= ...`"
+            expected, rtol = (original.double() * scale).to(dtype), 2e-2 if low else 1e-5
+            expect_close(shard, expected, "shard", rtol=rtol, rank=rank, hint=hint)
+        hint = "one number is enough: add the squares of all shards up first"
+        expect_calls(events, {"all_reduce": 1}, rank=rank, hint=hint)
 
 
 RANKS_NEEDED = Exercise(

@@ -37,6 +37,9 @@ BUGS = {
                     "the dtype of what it is cut from"),
     "always FP64": ("my_shard", "flat.new_zeros(length)", "torch.zeros(length).double()",
                     "the dtype of what it is cut from"),
+    "a view": ("my_shard", "    return mine",
+               "    whole = torch.cat([flat, flat.new_zeros(world_size * length - flat.numel())])\n"
+               "    return whole[rank * length :][:length]", "a slice is a view"),
     "missing average": ("reduce_and_free", ".div_(world_size)", "", "divide by the number"),
     "un-freed gradient": ("reduce_and_free", "param.grad = None", "pass",
                           "parameters with a full gradient left"),
@@ -61,13 +64,26 @@ BUGS = {
                               "the gradients' own dtype"),
     "always FP32 gradients": ("reduce_and_free", "    return mine", "    return mine.float()",
                               "the gradients' own dtype"),
+    "sent in FP32": (
+        "reduce_and_free",
+        "dist.reduce_scatter_single(mine, whole, group=group)",
+        "wide = torch.promote_types(mine.dtype, torch.float32)\n"
+        "    high = mine.to(wide)\n"
+        "    dist.reduce_scatter_single(high, whole.to(wide), group=group)\n"
+        "    mine = high.to(mine.dtype)",
+        "their own dtype",
+    ),
+    "averaged over all ranks": (
+        "reduce_and_free", "dist.get_world_size(group)", "dist.get_world_size()",
+        "`mine` has room for",
+    ),
     "all-reduce and slice": (
         "reduce_and_free",
         "dist.reduce_scatter_single(mine, whole, group=group)",
         "dist.all_reduce(whole)\n    mine = whole.chunk(world_size)[dist.get_rank()].clone()",
         "an all-reduce would send twice",
     ),
-    "not padded gradients": ("reduce_and_free", "    whole = torch.cat([whole, padding])\n", "",
+    "not padded gradients": ("reduce_and_free", "-numel % world_size", "0",
                              "28 numbers do not divide by 3 ranks: pad the flat tensor first"),
     "input first": ("reduce_and_free", "reduce_scatter_single(mine, whole",
                     "reduce_scatter_single(whole, mine", "the shard, comes first"),
@@ -75,8 +91,8 @@ BUGS = {
                         "whole.numel() // world_size - 1)", "`mine` has room for"),
     "weights, not gradients": (
         "reduce_and_free",
-        "flatten([param.grad for param in params])",
-        "flatten(params)",
+        "*(param.grad for param in params)",
+        "*params",
         "flatten each `param.grad`",
     ),
     "a call for each": (
@@ -124,13 +140,17 @@ BUGS = {
                             "whole[-shape[0] * shape[1] :].view(shape)", "drop the padding"),
     "padding forgotten": ("gathered_linear", "whole[: shape[0] * shape[1]].view(shape)",
                           "whole.view(shape)", "the weight is the first 15 numbers"),
-    "norms added": ("clip_shards", "square = sum(shard.square().sum() for shard in shards)",
-                    "square = sum(shard.norm() for shard in shards) ** 2", "add up the squares"),
+    "norms added": ("clip_shards", "sum(shard.to(high).square().sum() for shard in shards)",
+                    "sum(shard.norm() for shard in shards) ** 2", "add up the squares"),
+    "over all ranks": ("clip_shards", "dist.all_reduce(square, group=group)",
+                       "dist.all_reduce(square)", "has two of the four ranks"),
+    "squares in BF16": ("clip_shards", "shard.to(high).square()", "shard.square()",
+                        "add the squares up in float32"),
     "own norm only": ("clip_shards", "dist.all_reduce(square, group=group)",
                       "dist.all_reduce(square.clone())", "norm"),
     "an all-reduce a shard": (
         "clip_shards",
-        "    square = sum(shard.square().sum() for shard in shards)\n"
+        "    square = sum(shard.to(high).square().sum() for shard in shards)\n"
         "    dist.all_reduce(square, group=group)",
         "    squares = [shard.square().sum() for shard in shards]\n"
         "    [dist.all_reduce(square) for square in squares]\n    square = sum(squares)",

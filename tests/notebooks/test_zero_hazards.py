@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import nn
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable)
-from notebooks.zero import ZeRO2, ZeRO3, ZeRO3Prefetch
+from notebooks.zero import (
+    ZeRO1,
+    ZeRO1AllReduce,
+    ZeRO2,
+    ZeRO2Overlapped,
+    ZeRO3,
+    ZeRO3Prefetch,
+    reduce_and_free,
+)
 from playbook_utils.errors import LaunchError
 from playbook_utils.measure import record_communication
 from playbook_utils.model import cross_entropy
@@ -118,13 +126,26 @@ def test_what_is_on_the_wire_while_a_layer_computes() -> None:
         for i, layer in enumerate(one.model.layers):
             layer.mlp.register_forward_hook(lambda *_, i=i: events.append(f"layer {i}"))
             layer.mlp.register_full_backward_hook(lambda *_, i=i: events.append(f"layer {i}"))
+        for part in (one.model.embedding, one.model.head):
+            part.register_forward_hook(lambda *_: events.append("root"))
+        one.model.head.register_full_backward_hook(lambda *_: events.append("root"))
         loss = cross_entropy(one.model(BATCHES[0][0]), BATCHES[0][1])
         forward = events.copy()
         events.clear()
         loss.backward()
-        return forward, events
+        backward = events.copy()
+        events.clear()
+        unit = one.rung.units[0]
+        unit.start()
+        unit.free()
+        return forward, backward, events, unit.memory.nbytes()
 
-    forward, backward = launch(look, world_size=2)[0]
+    forward, backward, freed, left = launch(look, world_size=2)[0]
+    # The root's own computing hides the first layer's gather, and in backward the last one's.
+    assert between(forward[: forward.index("layer 0")], "gather 0 starts", "root", "gather 0 waits")
+    assert between(backward, "gather 2 starts", "root", "gather 2 waits")
+    # Nobody may write into memory that is given back.
+    assert (freed, left) == (["gather 0 starts", "gather 0 waits"], 0)
     for i in (1, 2):  # the next layer comes while the one before it computes
         assert between(forward, f"gather {i} starts", f"layer {i - 1}", f"gather {i} waits")
         assert between(backward, f"gather {i - 1} starts", f"layer {i}", f"gather {i - 1} waits")
@@ -235,17 +256,118 @@ def alone_on(number: int, batches: Any) -> Any:
     return norms, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def two_linears() -> Any:
+def test_full_gradients_are_freed_before_the_message() -> None:
+    """Else a unit's gradients, their flat copy and the backend's exist at one time."""
+
+    def run() -> list[bool]:
+        params, freed = [nn.Parameter(torch.ones(3)) for _ in range(2)], []
+        for param in params:
+            param.grad = torch.ones(3)
+        scatter = dist.reduce_scatter_single
+
+        def watched(*args: Any, **options: Any) -> Any:
+            freed.extend(param.grad is None for param in params)
+            return scatter(*args, **options)
+
+        dist.reduce_scatter_single = watched
+        reduce_and_free(params)
+        dist.reduce_scatter_single = scatter
+        return freed
+
+    assert launch(run, world_size=2) == [[True, True]] * 2
+
+
+def test_gathers_of_the_overlapped_stage_2() -> None:
+    """Nobody waits for them before the next forward; `finish` brings them without one."""
+
+    def run() -> Any:
+        one, events = Trained(ZeRO2Overlapped, odd), []
+        gather = dist.all_gather_single
+
+        def watched(*args: Any, **options: Any) -> Any:
+            return Watched(gather(*args, **options), "gather", events)
+
+        dist.all_gather_single = watched
+        one.backward(BATCHES[0])
+        one.step()
+        after_step = events.copy()
+        one.backward(BATCHES[1])
+        after_forward = events.copy()
+        one.step()
+        one.rung.finish()
+        dist.all_gather_single = gather
+        live = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+        return after_step, after_forward, live, one.params()
+
+    after_step, after_forward, live, params = launch(run, world_size=2)[0]
+    assert after_step == ["gather starts"] * 4
+    assert after_forward[4:] == ["gather waits"] * 4
+    assert all(torch.equal(live[name], params[name]) for name in params)
+
+
+class Pairs(nn.Module):
+    """A layer that returns two tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x[0]), x[1]
+
+
+def test_a_layer_that_returns_a_tuple() -> None:
+    def run() -> Any:
+        found = []
+        for stage in (ZeRO2, ZeRO3, ZeRO3Prefetch):
+            torch.manual_seed(0)
+            model = nn.Sequential(Pairs(), Pairs()).double()
+            rung = stage(model, layers=list(model))
+            x = torch.ones(2, 3, dtype=torch.float64)
+            model((x, None))[0].square().sum().backward()
+            rung.finish_gradients()
+            found.append([unit.grad for unit in rung.units])
+        return found
+
+    first, *others = launch(run, world_size=2)[0]
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    def mixed() -> None:
+        ZeRO1(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+
+    def shared() -> None:
+        first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        second.weight = first.weight
+        model = nn.Sequential(first, second)
+        ZeRO3(model, layers=list(model))
+
+    with pytest.raises(LaunchError, match="one dtype a unit"):
+        launch(mixed, world_size=2)
+    with pytest.raises(LaunchError, match="two layers share a weight"):
+        launch(shared, world_size=2)
+
+
+STAGES = [ZeRO1AllReduce, ZeRO1, ZeRO2, ZeRO3]
+
+
+def two_linears(stage: Any) -> Any:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    return model, ZeRO2(model, layers=())
+    return model, stage(model) if "ZeRO1" in stage.__name__ else stage(model, layers=())
 
 
-def test_a_unit_filled_by_halves_is_seen() -> None:
+@pytest.mark.parametrize("stage", [ZeRO1, ZeRO2])
+def test_a_unit_filled_by_halves_is_seen(stage: Any) -> None:
     """The first backward reaches all, the second one half of the unit."""
 
     def run() -> None:
-        model, rung = two_linears()
+        model, rung = two_linears(stage)
         model(torch.ones(1, 2)).sum().backward()
+        if stage is ZeRO1:
+            rung.finish_gradients()
         model[0](torch.ones(1, 2)).sum().backward()
         rung.finish_gradients()
 
@@ -253,9 +375,12 @@ def test_a_unit_filled_by_halves_is_seen() -> None:
         launch(run, world_size=2)
 
 
-def test_an_unused_parameter_stops_stage_2() -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_unused_parameter_stops_a_step(stage: Any) -> None:
     def run() -> None:
-        model, rung = two_linears()
+        model, rung = two_linears(stage)
+        if stage is ZeRO3:
+            [unit.gather() for unit in rung.units]
         model[0](torch.ones(1, 2)).sum().backward()
         rung.finish_gradients()
 
