@@ -37,7 +37,7 @@ _NAMES = {
     "lessons.gradient_accumulation": ("accumulation_diagram",),
     "lessons.memory_profiling": ("training_step",),
     "lessons.start_here": ("course_map", "ring"),
-    "lessons.zero": ("without_waits", "zero_diagram"),
+    "lessons.zero": ("gathers_and_scatters", "zero_diagram"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

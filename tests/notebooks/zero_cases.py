@@ -7,34 +7,52 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import playbook_utils  # noqa: F401 (makes `notebooks` importable)
-from notebooks.zero import MixedPrecisionDDP, ZeRO1, ZeRO1AllReduce, ZeRO2, ZeRO3, train
+from notebooks.data_parallelism import broadcast_from_rank_0
+from notebooks.zero import (
+    ZeRO1,
+    ZeRO1AllReduce,
+    ZeRO2,
+    ZeRO2Overlapped,
+    ZeRO3,
+    ZeRO3Prefetch,
+    clip_shards,
+    whole_params,
+)
 from playbook_utils import workers
-from playbook_utils.data import GeneratedLanguage
+from playbook_utils.data import GeneratedLanguage, microbatches, shard_batch
 from playbook_utils.model import Decoder, DecoderConfig, cross_entropy
 
 RUNGS: dict[str, Any] = {
-    "MixedPrecisionDDP": MixedPrecisionDDP,
     "ZeRO1AllReduce": ZeRO1AllReduce,
     "ZeRO1": ZeRO1,
-    "ZeRO2": partial(ZeRO2, bucket_bytes=20_000),
+    "ZeRO2": ZeRO2,
     "ZeRO3": ZeRO3,
 }
 VARIANTS: dict[str, Any] = {
-    "ZeRO2, one bucket": ZeRO2,
-    "ZeRO2, wide sum": partial(ZeRO2, bucket_bytes=20_000, grad_dtype=torch.float64),
-    "ZeRO3, on demand": partial(ZeRO3, prefetch=False),
-    "ZeRO3, kept": partial(ZeRO3, reshard_after_forward=False),
+    "ZeRO2, overlapped": ZeRO2Overlapped,
+    "ZeRO2, one unit": partial(ZeRO2, layers=()),
+    "ZeRO3, prefetch": ZeRO3Prefetch,
 }
-STAGES = {"MixedPrecisionDDP": 0, "ZeRO1AllReduce": 1, "ZeRO1": 1, "ZeRO2": 2, "ZeRO3": 3}
+WRAPS = RUNGS | VARIANTS
+STAGES = {"ZeRO1AllReduce": 1, "ZeRO1": 1, "ZeRO2": 2, "ZeRO3": 3}
+MESSAGES = {  # of one step
+    "ZeRO1AllReduce": ("all_reduce", "all_gather"),
+    "ZeRO1": ("reduce_scatter", "all_gather"),
+    "ZeRO2": ("reduce_scatter", "all_gather"),
+    "ZeRO3": ("all_gather", "all_gather", "reduce_scatter"),
+}
 LANGUAGE = GeneratedLanguage(vocab_size=65)
 BATCHES = [LANGUAGE.batch(step, batch_size=24, seq_len=7) for step in range(5)]
 
 # Two threads a rank, four ranks and two cores: they would wait for each other.
 launch = partial(workers.launch, threads=1)
+
+Maker = Callable[..., nn.Module]
 
 
 def odd(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -67,18 +85,35 @@ def partly_frozen(dtype: torch.dtype = torch.float64) -> nn.Module:
 class Checkpointed(Decoder):
     """Computes its layers once more in backward."""
 
+    use_reentrant = False
+
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = checkpoint(layer, x, None, use_reentrant=False)
+            x = checkpoint(layer, x, None, use_reentrant=self.use_reentrant)
         logits: Tensor = self.head(self.norm(x))
         return logits
+
+
+class CheckpointedReentrant(Checkpointed):
+    """By the older form."""
+
+    use_reentrant = True
 
 
 def checkpointed(dtype: torch.dtype = torch.float64) -> nn.Module:
     """Activation recomputation in a model without a root: only its layers are trained."""
     model = Checkpointed(odd(dtype).config).to(dtype)
     return _freeze(model, lambda name: not name.startswith("layers"))
+
+
+def checkpointed_whole(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return _freeze(Checkpointed(odd(dtype).config).to(dtype), lambda name: "positions" in name)
+
+
+def checkpointed_reentrant(dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = CheckpointedReentrant(odd(dtype).config).to(dtype)
+    return _freeze(model, lambda name: "positions" in name)
 
 
 def _freeze(model: nn.Module, frozen: Callable[[str], bool]) -> nn.Module:
@@ -89,7 +124,8 @@ def _freeze(model: nn.Module, frozen: Callable[[str], bool]) -> nn.Module:
 
 
 @cache
-def alone(make_model: Callable[[], nn.Module], max_norm: float | None = None) -> Any:
+def alone(make_model: Maker, max_norm: float | None = None) -> Any:
+    """Losses, norms before clipping, and weights of one process with the whole batches."""
     torch.manual_seed(0)
     model = make_model()
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -106,11 +142,48 @@ def alone(make_model: Callable[[], nn.Module], max_norm: float | None = None) ->
     return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def train_all(rungs: dict[str, Any], *args: Any) -> Any:
+class Trained:
+    """A rung and its model on this rank, trained a step at a time."""
+
+    def __init__(self, wrap: Any, make_model: Maker, group: Any = None, seed: int = 0) -> None:
+        torch.manual_seed(seed + dist.get_rank(group))  # ranks start differently on purpose
+        self.model, self.group = make_model(), group
+        broadcast_from_rank_0(self.model, group)
+        self.rung = wrap(self.model, group=group)
+
+    def backward(self, batch: Any, parts: int = 1) -> float:
+        """Backward of this rank's slice in `parts` microbatches; its mean loss."""
+        rank, world_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+        total = 0.0
+        for tokens, targets in microbatches(shard_batch(batch, rank, world_size), parts):
+            loss = cross_entropy(self.model(tokens), targets) / parts
+            loss.backward()
+            total += loss.item()
+        self.rung.finish_gradients()
+        return total
+
+    def step(self, max_norm: float | None = None) -> float | None:
+        """Clip and step; the norm before clipping."""
+        norm = None
+        if max_norm is not None:
+            grads = [unit.grad for unit in self.rung.units]
+            norm = float(clip_shards(grads, max_norm, self.group))
+        self.rung.step()
+        return norm
+
+    def params(self) -> dict[str, Tensor]:
+        return whole_params(self.model, self.rung)
+
+
+def train_all(wraps: dict[str, Any], make_model: Maker, parts: int, max_norm: Any = None) -> Any:
+    """{name: (losses, norms, weights)} after five steps."""
     found = {}
-    for name, wrap in rungs.items():
-        result = train(wrap, *args)
-        found[name] = result["losses"], result["norms"], result["state"]
+    for name, wrap in wraps.items():
+        one, losses, norms = Trained(wrap, make_model), [], []
+        for batch in BATCHES:
+            losses.append(one.backward(batch, parts))
+            norms.append(one.step(max_norm))
+        found[name] = losses, norms, one.params()
     return found
 
 

@@ -14,9 +14,14 @@ from playbook_utils.events import Span
 from playbook_utils.show.canvas import Canvas, expect_within
 from playbook_utils.show.style import QUIET, Picture, color_of
 
-__all__ = ["without_waits", "zero_diagram"]
+__all__ = ["gathers_and_scatters", "zero_diagram"]
 
 _BYTES = {"params": 2, "grads": 2, "optimizer_states": 12}
+_HEADS = {
+    "params": "params,\n2 bytes",
+    "grads": "grads,\n2 bytes",
+    "optimizer_states": "optimizer states, 12 bytes:\nmaster and two moments (FP32)",
+}
 _SHARDED_FROM = {"params": 3, "grads": 2, "optimizer_states": 1}
 
 
@@ -29,11 +34,11 @@ def zero_diagram(world_size: int = 4) -> Picture:
     total = sum(_BYTES.values())
     left, row, gap = 2.9, 0.5, 0.55
     height = 0.9 + 4 * (world_size * row + gap)
-    canvas = Canvas(width=left + total + 2.6, height=height)
+    title = f"What each of {world_size} ranks holds, for one parameter"
+    canvas = Canvas(width=left + total + 2.6, height=height, title=title)
     x = left
     for kind, size in _BYTES.items():
-        name = "optimizer states: weights, momentum, variance in FP32" if size > 2 else kind
-        canvas.text(x + size / 2, 0.4, name, fontsize=9)
+        canvas.text(x + size / 2, 0.4, _HEADS[kind], fontsize=9)
         x += size
     for stage in range(4):
         top = 0.9 + stage * (world_size * row + gap)
@@ -67,8 +72,8 @@ def _part(world_size: int) -> str:
     return "whole" if world_size == 1 else "half" if world_size == 2 else f"1/{world_size}"
 
 
-def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The spans without the idle ones, those of a lane "compute" cut where their rank is idle.
+def gathers_and_scatters(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The spans with gathers and scatters told apart, and computing cut where its rank is idle.
 
     A forward that stops for a layer's weights is one span with an "idle" one inside it. Drawn as it
     is, the two share the height of the row; cut, the row shows grey where the rank waits.
@@ -76,6 +81,9 @@ def without_waits(spans: Iterable[Span]) -> tuple[Span, ...]:
     spans = tuple(spans)
     kept = []
     for span in (span for span in spans if span.kind != "idle"):
+        if span.kind == "communication":
+            named = (kind for kind in ("gather", "scatter") if kind in span.name)
+            span = replace(span, kind=next(named, "communication"))
         pieces = [span]
         for wait in spans if span.lane == "compute" else ():
             if wait.kind == "idle" and wait.rank == span.rank:

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import FancyBboxPatch
 
 from playbook_utils.events import Span
-from playbook_utils.show import color_of, without_waits, zero_diagram
+from playbook_utils.show import color_of, gathers_and_scatters, zero_diagram
 from tests.show.drawn import flaws, texts
 
 
@@ -48,7 +48,7 @@ def test_too_many_ranks_are_refused(world_size: int) -> None:
 
 
 FORWARD = Span(0, "forward", "forward", 0.0, 10.0)
-SENT = Span(0, "all_gather", "communication", 1.0, 5.0, lane="communication")
+SENT = Span(0, "barrier", "communication", 1.0, 5.0, lane="communication")
 
 
 def idle(start_s: float, end_s: float, rank: int = 0) -> Span:
@@ -56,7 +56,7 @@ def idle(start_s: float, end_s: float, rank: int = 0) -> Span:
 
 
 def times(*spans: Span) -> list[tuple[float, float]]:
-    found = without_waits(spans)
+    found = gathers_and_scatters(spans)
     assert all(span.kind != "idle" for span in found)
     return [(span.start_s, span.end_s) for span in found]
 
@@ -76,4 +76,12 @@ def test_a_span_that_only_waits_goes() -> None:
 def test_other_ranks_and_lanes_are_left_alone() -> None:
     assert times(FORWARD, SENT, idle(2, 3, rank=1)) == [(0, 10), (1, 5)]
     assert times(SENT, idle(2, 3)) == [(1, 5)]
-    assert without_waits([FORWARD]) == (FORWARD,)
+    assert gathers_and_scatters([FORWARD]) == (FORWARD,)
+
+
+def test_gathers_and_scatters_are_told_apart() -> None:
+    names = ("all_gather_single 3", "reduce_scatter_single", "all_reduce")
+    spans = [Span(0, name, "communication", 0, 1, lane="communication") for name in names]
+    kinds = [span.kind for span in gathers_and_scatters(spans)]
+    assert kinds == ["gather", "scatter", "communication"]
+    assert len({color_of(kind) for kind in kinds}) == 3
