@@ -1,6 +1,6 @@
 """Exercises of lesson 02, activation recomputation: what is asked, and how an answer is checked.
 
-    check(TWO_INPUTS, checkpoint_two)
+    check(RUN_AGAIN, run_again)
 
 Checks count how often a function runs and look whether its inner tensors are still alive, so
 that the right gradient by keeping everything does not pass.
@@ -8,6 +8,7 @@ that the right gradient by keeping everything does not pass.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from playbook_utils.errors import CheckFailed
 from playbook_utils.measure import StepCost, step_cost
 from playbook_utils.predict.flops import FlopCount
 
-__all__ = ["HARDWARE", "NUM_SEGMENTS", "POLICY", "REMEMBER", "TWO_INPUTS"]
+__all__ = ["HARDWARE", "NUM_SEGMENTS", "POLICY", "REMEMBER", "RUN_AGAIN", "TWO_INPUTS"]
 
 
 class _Counted:
@@ -50,6 +51,57 @@ def _two_tensors(a_needs: bool, b_needs: bool) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     a, b = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 7, dtype=torch.float64)
     return a.requires_grad_(a_needs), b.requires_grad_(b_needs)
+
+
+def _verify_run_again(attempt: Callable[..., Any]) -> None:
+    plain, fn = _Counted(), _Counted()
+    (a, b), (leaf, other) = _two_tensors(True, False), _two_tensors(True, False)
+    before = a.sin()
+    before.retain_grad()
+    result = plain(before, b)
+    weight = torch.linspace(-1.0, 1.0, result.numel(), dtype=result.dtype).view_as(result)
+    result.backward(weight)  # type: ignore[no-untyped-call]
+    kept = leaf.sin()
+    results = []
+
+    def noted(x: Tensor) -> Tensor:
+        results.append(fn(x, other))
+        return results[-1]
+
+    found = _called_in_backward(attempt, noted, kept, weight)
+    expect_equal(fn.calls, 1, "calls of fn", hint="what was forgotten is computed again, once")
+    if not results[0].requires_grad:
+        raise CheckFailed(
+            "the second run: found a result without a graph, expected one to go back through\n"
+            "hint: inside backward nothing is recorded; run fn under torch.enable_grad()"
+        )
+    _expect_untouched(leaf)
+    hint = "return the gradient of the copy that fn was given, for the whole of `grad`"
+    expect_equal(found, before.grad, "gradient of x", hint=hint)
+    for name, one in fn.linear.named_parameters():
+        expected = plain.linear.get_parameter(name).grad
+        hint = "y.backward(grad) fills the gradients of all that fn used"
+        expect_equal(one.grad, expected, f"gradient of fn's {name}", hint=hint)
+
+
+def _called_in_backward(attempt: Callable[..., Any], *args: Any) -> Any:
+    """What `attempt` returns where nothing is recorded; None where nothing could go back."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # .grad of a tensor that is no leaf
+            return attempt(*args)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        return None
+
+
+def _expect_untouched(leaf: Tensor) -> None:
+    if leaf.grad is not None:
+        raise CheckFailed(
+            "backward went on into the layer that made x: found a gradient there, expected None "
+            "until PyTorch itself comes to it\nhint: detach x before the second run"
+        )
 
 
 def _verify_two_inputs(attempt: Callable[..., Any]) -> None:
@@ -93,6 +145,13 @@ def _go_back(out: Tensor, weight: Tensor, where: str) -> None:
             warnings.simplefilter("ignore", UserWarning)  # .grad of a tensor that is no leaf
             out.backward(weight)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
+        counts = re.search(r"number of gradients \(expected (\d+), got (\d+)\)", str(error))
+        if counts:
+            raise CheckFailed(
+                f"gradients that backward of your Function returns, {where}: found {counts[2]}, "
+                f"expected {counts[1]}, one for each argument of apply\n"
+                "hint: fn is an argument too; it has no gradient, so its place holds None"
+            ) from error
         if "a second time" not in str(error):
             raise
         raise CheckFailed(
@@ -144,7 +203,10 @@ def _most_held(num_layers: int, input_bytes: int, layer_bytes: int, num_segments
 
 
 def _verify_num_segments(attempt: Callable[[int, int, int], int]) -> None:
-    cases = ((36, 1, 1), (96, 2, 112), (12, 2, 2), (10, 1, 1), (32, 2, 32), (7, 5, 1), (1, 1, 1))
+    cases = (
+        *((36, 1, 1), (96, 2, 112), (12, 2, 2), (10, 1, 1), (32, 2, 32), (7, 5, 1), (1, 1, 1)),
+        *((80, 4, 67), (126, 8, 127)),  # Llama 3 70B and 405B with flash attention
+    )
     for case in cases:
         num_layers = case[0]
         held = {k: _most_held(*case, k) for k in range(1, num_layers + 1)}
@@ -245,6 +307,12 @@ def _verify_hardware(attempt: Callable[[float, FlopCount, str], float]) -> None:
         expect_close(attempt(0.4, forward, mode), expected, what, rtol=1e-9, hint=hints[mode])
 
 
+RUN_AGAIN = Exercise(
+    "run_again",
+    "run fn again, and go backward through the second run",
+    _verify_run_again,
+    ("x.detach().requires_grad_(), then fn under torch.enable_grad(), then backward(grad)",),
+)
 TWO_INPUTS = Exercise(
     "checkpoint_two",
     "keep the two inputs, forget the rest, compute it again in backward",

@@ -19,10 +19,14 @@ import playbook_utils  # noqa: F401 (makes `notebooks` importable)
 from notebooks.activation_recomputation import (
     NaiveCheckpoint,
     Surroundings,
+    best_num_segments,
     checkpoint,
     checkpoint_by_hooks,
+    held,
+    hfu_from_mfu,
     recompute_attention,
     recompute_layers,
+    same_bits,
     unfused_gpt,
 )
 from playbook_utils.checks import record_training
@@ -30,6 +34,9 @@ from playbook_utils.commands.export import export_script
 from playbook_utils.data import GeneratedLanguage
 from playbook_utils.measure import saved_for_backward, step_cost
 from playbook_utils.model import Decoder, DecoderConfig
+from playbook_utils.predict import flops
+from playbook_utils.predict.activations import layer_terms
+from playbook_utils.predict.presets import preset
 
 BOTH = pytest.mark.parametrize("run", [checkpoint, checkpoint_by_hooks], ids=["function", "hooks"])
 GPT = DecoderConfig.gpt_tiny(
@@ -180,11 +187,10 @@ def test_hooks_go_backward_twice_and_give_gradients_of_inputs_alone() -> None:
     assert module[0].weight.grad is None
 
 
-@pytest.mark.parametrize("run", [NaiveCheckpoint.apply, checkpoint], ids=["naive", "function"])
-def test_a_function_refuses_to_be_differentiated_twice(run: Callable) -> None:
+def test_a_function_refuses_to_be_differentiated_twice() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
-        torch.autograd.grad(run(torch.sin, x).sum(), x, create_graph=True)
+        torch.autograd.grad(checkpoint(torch.sin, x).sum(), x, create_graph=True)
 
 
 def test_hooks_can_be_differentiated_twice() -> None:
@@ -291,6 +297,49 @@ def test_unfused_attention_is_attention_and_its_layers_keep_what_the_formula_say
     layer, x = noisy.bfloat16().layers[0], torch.randn(2, 18, 24).bfloat16().requires_grad_()
     statistics = 2 * 2 * 2 * 18 * 2  # two norms, mean and 1 / std of each token, bfloat16
     assert step_cost(layer, x).kept_bytes == x.numel() * (34 + 5 * 4 * 18 // 24) + statistics
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("gpt-3-175b", 1), ("llama-3-8b", 1), ("llama-3-70b", 2), ("llama-3.1-405b", 3)],
+)
+def test_what_is_taken_home_of_segments_holds_for_models_of_today(name: str, layers: int) -> None:
+    shape = preset(name)
+    each = sum(term.num_bytes for term in layer_terms(shape, 2048)) / (2048 * shape.dim)
+    k = best_num_segments(shape.num_layers, 2, each)
+    assert -(-shape.num_layers // k) == layers
+    assert round((2 * shape.num_layers / each) ** 0.5) == layers  # the lesson's last lines
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("name", ["gpt-3-175b", "llama-3-8b"])
+def test_hfu_is_that_of_the_planner(name: str, recompute: str) -> None:
+    shape = preset(name)
+    forward = flops.forward_flops(shape, 2048)
+    done = flops.training_flops(shape, 2048, recompute=recompute)
+    expected = 0.4 * done / flops.model_flops(shape, 2048)
+    assert hfu_from_mfu(0.4, forward, recompute) == pytest.approx(expected)
+
+
+def test_a_single_bit_that_differs_is_seen() -> None:
+    def record() -> Any:
+        torch.manual_seed(0)
+        return record_training(Decoder(LLAMA), BATCHES)
+
+    one, other = record(), record()
+    total = same_bits(one, other).split()[0]
+    assert same_bits(one, other) == f"{total} of {total} are equal"
+    changed = next(iter(other.steps[1].grads.values()))
+    changed.view(torch.int32).view(-1)[0] ^= 1
+    assert same_bits(one, other) == f"{int(total) - 1} of {total} are equal"
+
+
+def test_what_is_held_peaks_where_the_cost_says() -> None:
+    x = torch.ones(1, 9, 24, requires_grad=True)
+    stack = nn.Sequential(*unfused_gpt(GPT).layers)
+    samples, num_forward = held(stack, x)
+    assert 0 < num_forward < len(samples)
+    assert max(samples) == step_cost(stack, x).peak_bytes
 
 
 @pytest.mark.gpu

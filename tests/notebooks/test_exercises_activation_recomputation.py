@@ -15,6 +15,49 @@ _KEPT = """\
 
 # what is wrong: (function, what stands there, what is put in its place, what the check says)
 BUGS = {
+    "x left where it hangs": (
+        "run_again",
+        "x.detach().requires_grad_()",
+        "x",
+        "went on into the layer that made x",
+    ),
+    "x itself made to keep a gradient": (
+        "run_again",
+        "x = x.detach().requires_grad_()",
+        "x.retain_grad()",
+        "went on into the layer that made x",
+    ),
+    "nothing recorded": (
+        "run_again",
+        "torch.enable_grad()",
+        "torch.no_grad()",
+        "found a result without a graph",
+    ),
+    "x alone": (
+        "run_again",
+        "    y.backward(grad)\n    return x.grad",
+        "    return torch.autograd.grad(y, x, grad)[0]",
+        "gradient of fn's weight: type: found NoneType",
+    ),
+    "gradient of the sum of y": (
+        "run_again",
+        "y.backward(grad)",
+        "y.sum().backward()",
+        "gradient of x",
+    ),
+    "run twice more": (
+        "run_again",
+        "y = fn(x)",
+        "fn(x)\n        y = fn(x)",
+        "calls of fn: found 2, expected 1",
+    ),
+    "not given back": ("run_again", "return x.grad", "return grad", "gradient of x"),
+    "one gradient too few": (
+        "checkpoint_two",
+        "return None, a.grad, b.grad",
+        "return a.grad, b.grad",
+        "returns, gradients needed by a and b: found 2, expected 3, one for each argument of apply",
+    ),
     "one gradient not passed back": (
         "checkpoint_two",
         "return None, a.grad, b.grad",
@@ -106,6 +149,12 @@ BUGS = {
         "return min(range(1, num_layers + 1), key=most_held)",
         "return round(math.sqrt(num_layers))",
         "10 segments hold 1140 at the most, 96 hold 304",
+    ),
+    "one layer each, whatever they weigh": (
+        "best_num_segments",
+        "return min(range(1, num_layers + 1), key=most_held)",
+        "return num_layers",
+        "36 segments hold 37 at the most, 6 hold 12",
     ),
     "rounded down": (
         "best_num_segments",

@@ -37,7 +37,7 @@ def recomputation_diagram(num_layers: int = 6, num_segments: int = 3) -> Picture
         ("last segment:\nbackward", last, _BACKWARD, last, starts | last),
         ("the segment before:\nforward again", before, _FORWARD, before, later),
     ]
-    canvas = Canvas(width=13.5, height=1.35 * len(rows))
+    canvas = Canvas(width=13.5, height=1.35 * len(rows), title="One segment at a time is held")
     column = 10.6 / num_layers
     for number, (name, running, color, insides, inputs) in enumerate(rows):
         top = 1.35 * number
@@ -45,9 +45,9 @@ def recomputation_diagram(num_layers: int = 6, num_segments: int = 3) -> Picture
         for layer in range(num_layers):
             x = 2.75 + layer * column
             held = _HELD if layer in insides else _NOT_HELD
-            canvas.box(x + 0.24, top + 0.1, column - 0.34, 0.42, color=held)
-            held = _HELD if layer in inputs else _NOT_HELD
-            canvas.box(x, top + 0.1, 0.16, 0.42, color=held)
+            word = ("held" if layer in insides else "not held") if column > 1 else ""
+            canvas.box(x + 0.24, top + 0.1, column - 0.34, 0.42, word, color=held, fontsize=8.5)
+            canvas.box(x, top + 0.1, 0.16, 0.42, color=_HELD if layer in inputs else _NOT_HELD)
             fill = color if layer in running else _IDLE
             label = f"layer {layer + 1}" if column > 1 else str(layer + 1)
             canvas.box(x, top + 0.6, column - 0.1, 0.5, label, color=fill, fontsize=9)
