@@ -38,9 +38,11 @@ KIND_COLORS: Mapping[str, str] = {
     "optimizer": "#CC79A7",
     "compute": "#00695C",
     "communication": "#D55E00",
+    "gather": "#E69F00",
+    "scatter": "#661100",
     "idle": "#E4E4E4",
 }
-"""Colour of each kind of `Span`."""
+"""Colour of each kind of `Span`; "gather" and "scatter" are communication told apart."""
 
 CATEGORY_COLORS: Mapping[str, str] = {
     "params": "#332288",
