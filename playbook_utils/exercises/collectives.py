@@ -183,7 +183,7 @@ def _verify_ring_shift(attempt: Callable[[Tensor], Tensor]) -> None:
             return attempt(tensor)
 
     cases = [(5, _DOUBLES), (3, torch.int32), (0, torch.float32)]
-    for world_size in (2, 3, 4):
+    for world_size in (2, 3):
         for _, numbers, ranks in _run(blocking, world_size, *cases):
             for rank, (_, value, events) in enumerate(ranks):
                 hint = "return the tensor of the rank before this one"
@@ -195,7 +195,7 @@ def _verify_ring_shift(attempt: Callable[[Tensor], Tensor]) -> None:
 
 
 def _verify_tree_reduce(attempt: Callable[..., object]) -> None:
-    for world_size in (2, 3, 6, 8, 1):
+    for world_size in (2, 3, 6, 1):
         for _, numbers, runs in _run(attempt, world_size, (5, _DOUBLES), (3, torch.int64)):
             hint = "every rank's numbers reach rank 0 once, also where N is no power of two"
             what = f"sum of {world_size} ranks"
@@ -242,7 +242,6 @@ _RING_CASES: tuple[tuple[int, list[_Case]], ...] = (
     (4, [(8, _DOUBLES)]),
     (3, [(12, torch.int64), (9, torch.float32)]),
     (5, [(3, _DOUBLES), (12, torch.float32), (0, _DOUBLES)]),
-    (2, [(7, _DOUBLES)]),
     (1, [(4, _DOUBLES)]),
 )
 
@@ -301,7 +300,6 @@ def _verify_partner(attempt: Callable[[int, int], int]) -> None:
 
 def _verify_all_to_all(attempt: Callable[[list[Tensor]], list[Tensor]]) -> None:
     for world_size, case in (
-        (2, (3, _DOUBLES)),
         (3, (1, torch.int64)),
         (4, (4, torch.float32)),
         (5, (2, _DOUBLES)),

@@ -300,7 +300,17 @@ RIGHT = {
         "    for other in range(1, n):\n        dist.send",
         "    for other in reversed(range(1, n)):\n        dist.send",
     ),
-    "rank 0 listens first": ("ring_shift", "rank % 2 == 0", "rank > 0"),
+    "rank 0 alone listens first": (
+        "ring_shift",
+        "    if rank % 2 == 0:\n"
+        "        dist.send(tensor, dst=(rank + 1) % n)\n"
+        "    dist.recv(received, src=(rank - 1) % n)\n"
+        "    if rank % 2 == 1:\n",
+        "    if rank > 0:\n"
+        "        dist.send(tensor, dst=(rank + 1) % n)\n"
+        "    dist.recv(received, src=(rank - 1) % n)\n"
+        "    if rank == 0:\n",
+    ),
 }
 
 
