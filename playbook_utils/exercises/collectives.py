@@ -190,8 +190,8 @@ def _verify_ring_shift(attempt: Callable[[Tensor], Tensor]) -> None:
                 expect_equal(value, numbers[rank - 1], "what arrived", rank=rank, hint=hint)
                 hint = "one send to the next rank, one recv from the one before"
                 expect_calls(events, {"send": 1, "recv": 1}, rank=rank, hint=hint)
-    ((_, (numbers,), (alone,)),) = _run(attempt, 1, (5, _DOUBLES))
-    expect_equal(alone[1], numbers, "with 1 rank", hint="one rank alone is its own neighbour")
+    ((_, (mine,), (alone,)),) = _run(attempt, 1, (5, _DOUBLES))
+    expect_equal(alone[1], mine, "with 1 rank", hint="one rank alone is its own neighbour")
 
 
 def _verify_tree_reduce(attempt: Callable[..., object]) -> None:
@@ -290,7 +290,7 @@ def _verify_partner(attempt: Callable[[int, int], int]) -> None:
                 inside = 0 <= partner < size
                 back = partners[partner] if inside else partner
                 hint = "two partners exchange: each is the partner of the other"
-                expect_equal(back, place, f"partner of {what}", hint=hint)
+                expect_equal(back, place, f"doubling_partner({partner}, {distance})", hint=hint)
             known = [known[place] + known[partners[place]] for place in range(size)]
             distance *= 2
         for place, has in enumerate(known):
@@ -364,13 +364,19 @@ ROOT = Exercise(
     "root_all_reduce",
     "all send to rank 0, which adds up and sends the sum to all",
     _verify_root,
-    ("rank 0 needs a second tensor to receive into, of the same shape and type",),
+    (
+        "rank 0 needs a second tensor to receive into, of the same shape and type",
+        "ranks are counted within the group: get_rank(group), group_src=, group_dst=",
+    ),
 )
 TREE_REDUCE = Exercise(
     "tree_reduce",
     "sum on rank 0 after log2(N) rounds, by send and recv",
     _verify_tree_reduce,
-    ("where N is no power of two, rank + distance may lie beyond the last rank",),
+    (
+        "where N is no power of two, rank + distance may lie beyond the last rank",
+        "ranks are counted within the group: get_rank(group), group_src=, group_dst=",
+    ),
 )
 RING = Exercise(
     "ring_reduce_scatter",

@@ -90,16 +90,18 @@ def record_communication() -> Iterator[CommunicationLog]:
             with _Recorder(log):
                 run()
 
-        thread.run = recorded  # type: ignore[method-assign]
+        if log._open:
+            thread.run = recorded  # type: ignore[method-assign]
         start(thread)
 
-    Thread.start = start_recorded  # type: ignore[method-assign]
+    Thread.start = start_recorded  # type: ignore[method-assign, assignment]
     try:
         with _Recorder(log):
             yield log
     finally:
-        Thread.start = start  # type: ignore[method-assign]
         log._open = False
+        if Thread.start is start_recorded:  # not where another thread's block came on top
+            Thread.start = start  # type: ignore[method-assign]
 
 
 _CALLS: dict[str, tuple[str, str]] = {

@@ -90,7 +90,12 @@ BUGS = {
         "result = chunks[rank].clone()\n    chunks[rank].zero_()\n    return result",
         "a part of `tensor` itself",
     ),
-    "the next place": ("doubling_partner", "place ^ distance", "place + distance", "partner"),
+    "the next place": (
+        "doubling_partner",
+        "place ^ distance",
+        "place + distance",
+        "each is the partner",
+    ),
     "the lower half only": (
         "doubling_partner",
         "place ^ distance",

@@ -148,7 +148,9 @@ def _draw_states(
 ) -> None:
     """Grids from left to right, ranks downwards, arrows between them ("": in the rank's colour)."""
     for rank in range(len(states[0])):
-        canvas.text(left - 0.25, top + rank + 0.45, f"{rank}", ha="right", fontsize=8, color=QUIET)
+        canvas.text(
+            left - 0.25, top + rank + 0.45, f"rank {rank}", ha="right", fontsize=8, color=QUIET
+        )
     for number, state in enumerate(states):
         for rank, row in enumerate(state):
             old = states[number - 1][rank] if number else row

@@ -68,7 +68,7 @@ def test_boxes_have_the_colours_of_those_who_contributed() -> None:
         assert [round(p.get_x() - left, 3) for p in row] == [0, 1, 2]
         assert {round(p.get_y() - stripes[0].get_y(), 3) for p in row} == {rank}
     labels = {t.get_text() for t in texts(picture)}
-    assert {"A0", "B1", "C2", "all_reduce", "0", "1", "2"} <= labels
+    assert {"A0", "B1", "C2", "all_reduce", "rank 0", "rank 1", "rank 2"} <= labels
     new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
     assert len(new) == 9 and not any(p.get_fill() for p in new)
     assert {p.get_edgecolor() for p in new} == {to_rgba(KIND_COLORS["communication"])}
@@ -138,3 +138,21 @@ def test_any_sizes_stay_readable(sizes: list[int]) -> None:
     assert set(dashes.get_ydata()) == {9.0}
     shown = {text.get_text() for text in texts(picture)}
     assert {f"{sizes[0]} B"} <= shown
+
+
+def test_the_first_drawing_shows_that_all_get_the_sum() -> None:
+    picture = show.all_reduce_diagram()
+    assert flaws(picture) == []
+    shown = [text.get_text() for text in texts(picture)]
+    assert shown.count("111   222   333") == 3 and "100   200   300" in shown
+
+
+def test_what_is_new_has_another_colour_in_a_scatter_than_in_a_gather() -> None:
+    steps = [[(0, 1), (1, 2), (2, 0)]]
+    for name, kind in (("reduce-scatter", "scatter"), ("all-gather", "gather")):
+        picture = show.pieces({name: [codes(3, 3), summed(3, 3)]}, parts=3, messages={name: steps})
+        (axes,) = picture.figure.axes
+        new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
+        drawn = [p for p in axes.patches if isinstance(p, FancyArrowPatch)]
+        found = {p.get_edgecolor() for p in [*new, *drawn]}
+        assert found == {to_rgba(KIND_COLORS[kind])} and len(new) == 9 and len(drawn) == 3
