@@ -1,4 +1,4 @@
-"""Lesson 05: what an all-reduce is for; which rank's data is where; and time over message size.
+"""Lesson 05: what an all-reduce is for, and which rank's data is where.
 
 Each box is one part of a rank's tensor, coloured by the ranks whose data is in it, so that the
 picture is made from what was really sent. Give each rank numbers that tell where they come from:
@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from matplotlib.patches import Rectangle
 
 from playbook_utils.show.canvas import Canvas
-from playbook_utils.show.plots import lines
 from playbook_utils.show.style import QUIET, Picture, color_of, rank_color, text_color_on
 
-__all__ = ["all_reduce_diagram", "by_size", "origin_code", "origins", "pieces"]
+__all__ = ["all_reduce_diagram", "origin_code", "origins", "pieces"]
 
 Grid = Sequence[Sequence[int]]
 """One row a rank, one number a part; 0 is an empty box."""
@@ -190,23 +188,3 @@ def _new_data(before: Grid, after: Grid, parts: int) -> list[tuple[int, int]]:
         new = {pair for code in row for pair in origins(code, parts)} - held
         found += [(source, rank) for source, _ in new if source != rank]
     return found
-
-
-def by_size(
-    curves: Mapping[str, Sequence[float]],
-    sizes_bytes: Sequence[int],
-    *,
-    ylabel: str,
-    points: Mapping[str, Sequence[float]] | None = None,
-    **how: Any,
-) -> Picture:
-    """Draw {label: one value a size} as lines over the sizes of messages, both axes logarithmic.
-
-    points: measured values, by the labels of the curves. Passes on to `lines` what else it takes
-    (hline, description), and raises ValueError as that does.
-    """
-    how.setdefault("description", f"{ylabel} over the size of a message: {', '.join(curves)}.")
-    how |= {"logx": True, "logy": True, "xunit": "bytes", "xlabel": "message", "ylabel": ylabel}
-    over = {label: (sizes_bytes, values) for label, values in curves.items()}
-    rings = {label: (sizes_bytes, values) for label, values in (points or {}).items()}
-    return lines(over, points=rings, **how)
