@@ -135,7 +135,7 @@ def test_points_have_the_colour_of_their_curve() -> None:
     assert list(dots.get_ydata()) == measured and dots.get_linestyle() == "None"
     assert dots.get_markeredgecolor() == tree.get_color() != ring.get_color()
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert repr(picture) == "time (s) over message: ring, tree."
+    assert repr(picture) == "time (s) over message; drawn: ring, tree."
 
 
 @pytest.mark.parametrize("sizes", [SIZES, SIZES[:1], [2**i for i in range(31)]])
