@@ -11,8 +11,8 @@ they send.
     log.calls("all_reduce"), log.wire_bytes()
     return log            # from a worker: a log is plain data and can be pickled
 
-Left out: times (`measure.traces`), calls issued by another Python thread of one's own, and what
-`torch.compile` has already compiled.
+Threads that are started inside the block are seen, too. Left out: times (`measure.traces`), threads
+that were running before, and what `torch.compile` has already compiled.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class CommunicationLog:
 
     _events: list[CollectiveEvent] = field(default_factory=list)
     _label: str = ""
+    _open: bool = True
 
     @property
     def events(self) -> tuple[CollectiveEvent, ...]:
@@ -79,9 +81,27 @@ def record_communication() -> Iterator[CommunicationLog]:
     Blocks may be nested: each log gets every call once. An event is added when the call is
     issued, before it runs, so a call that fails is in the log too.
     """
-    log = CommunicationLog()
-    with _Recorder(log):
-        yield log
+    log, start = CommunicationLog(), Thread.start
+
+    def start_recorded(thread: Thread) -> None:
+        run = thread.run
+
+        def recorded() -> None:  # the watch is a thread's own
+            with _Recorder(log):
+                run()
+
+        if log._open:
+            thread.run = recorded  # type: ignore[method-assign]
+        start(thread)
+
+    Thread.start = start_recorded  # type: ignore[method-assign, assignment]
+    try:
+        with _Recorder(log):
+            yield log
+    finally:
+        log._open = False
+        if Thread.start is start_recorded:  # not where another thread's block came on top
+            Thread.start = start  # type: ignore[method-assign]
 
 
 _CALLS: dict[str, tuple[str, str]] = {
@@ -143,6 +163,8 @@ class _Recorder(OperatorWatch):
     def before(self, op: Any, passed: dict[str, Any]) -> None:
         """Add an event, or several for a batch."""
         name = op._schema.name
+        if not self.log._open:  # a thread that outlives the block
+            return
         if name in _CALLS:
             self._add(*_CALLS[name], passed, per_rank=name in _PER_RANK)
         elif name == "_c10d_functional::batch_p2p_ops":

@@ -29,7 +29,7 @@ _NAMES = {
     "timelines": ("timeline",),
     "units": ("bytes_text",),
     "lessons.activation_recomputation": ("recomputation_diagram",),
-    "lessons.collectives": ("by_size", "origin_code", "origins", "pieces"),
+    "lessons.collectives": ("all_reduce_diagram", "origin_code", "origins", "pieces"),
     "lessons.data_parallelism": ("batch_split", "data_parallel_diagram"),
     "lessons.flash_attention": ("attention_tiles",),
     "lessons.fused_kernels_and_triton": ("fusion_diagram", "program_lanes"),

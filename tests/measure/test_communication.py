@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,27 @@ def test_every_collective_with_its_bytes(n: int) -> None:
         assert log.calls("all_reduce") == 2
         assert log.payload_bytes("all_reduce") == 90
         assert log.wire_bytes() == sum(event.wire_bytes for event in log.events)
+
+
+def in_threads() -> tuple[list[str], list[str]]:
+    tensor, pool = torch.ones(4), ThreadPoolExecutor(1)
+    with record_communication() as log:
+        with record_communication() as inner:
+            thread = threading.Thread(target=dist.all_reduce, args=(tensor,))
+            thread.start()
+            thread.join()
+        pool.submit(dist.broadcast, tensor, src=0).result()
+    pool.submit(dist.all_reduce, tensor).result()  # the same thread, after the block
+    pool.shutdown()
+    with record_communication() as after:
+        pass
+    assert after.events == ()
+    return [e.op for e in log.events], [e.op for e in inner.events]
+
+
+def test_threads_started_inside_the_block_are_seen() -> None:
+    expected = ["all_reduce", "broadcast"], ["all_reduce"]
+    assert launch(in_threads, world_size=2) == [expected] * 2
 
 
 def functional_collectives() -> CommunicationLog:

@@ -1,4 +1,4 @@
-"""Lesson 05: which rank's data is where, a row of boxes a rank; and a quantity over message size.
+"""Lesson 05: what an all-reduce is for, and which rank's data is where.
 
 Each box is one part of a rank's tensor, coloured by the ranks whose data is in it, so that the
 picture is made from what was really sent. Give each rank numbers that tell where they come from:
@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from matplotlib.patches import Rectangle
 
 from playbook_utils.show.canvas import Canvas
-from playbook_utils.show.plots import lines
 from playbook_utils.show.style import QUIET, Picture, color_of, rank_color, text_color_on
 
-__all__ = ["by_size", "origin_code", "origins", "pieces"]
+__all__ = ["all_reduce_diagram", "origin_code", "origins", "pieces"]
 
 Grid = Sequence[Sequence[int]]
 """One row a rank, one number a part; 0 is an empty box."""
@@ -31,6 +29,25 @@ Messages = Iterable[tuple[int, int]]
 """(source, destination) of each message of a step."""
 
 _GAP, _HEAD, _SIDE = 2.2, 1.5, 1.3
+
+
+def all_reduce_diagram() -> Picture:
+    """Three ranks, each with numbers of its own; an all-reduce; the sum on every rank."""
+    canvas = Canvas(width=13.5, height=4.9, title="Three processes, and all need the sum")
+    for x, head in ((2.7, "each has its own numbers"), (10.8, "everybody has the sum")):
+        canvas.text(x + 0.3, 0.25, head, fontsize=11, fontweight="bold")
+    middle = canvas.box(6.0, 0.7, 1.9, 3.9, "all-reduce", color=color_of("communication"))
+    canvas.names(1.1, ["rank 0", "rank 1", "rank 2"], [(0.7, 1.1), (2.1, 1.1), (3.5, 1.1)])
+    for rank in range(3):
+        y, numbers = 0.7 + 1.4 * rank, "   ".join(str(n * 10**rank) for n in (1, 2, 3))
+        own = canvas.box(1.4, y, 3.2, 1.1, numbers, color=rank_color(rank), fontsize=13)
+        total = canvas.box(9.3, y, 3.6, 1.1, "111   222   333", fontsize=13)
+        canvas.arrow(own.right, (middle.left[0], own.right[1]))
+        canvas.arrow((middle.right[0], total.left[1]), total.left)
+    return canvas.picture(
+        "Three ranks hold the numbers 1 2 3, 10 20 30 and 100 200 300. An all-reduce adds them up. "
+        "Afterwards every rank holds 111 222 333."
+    )
 
 
 def origin_code(rank: int, part: int, parts: int) -> int:
@@ -71,6 +88,7 @@ def pieces(
         parts: parts a rank's tensor was cut into, as given to `origin_code`.
         messages: for a story, the messages of each step, drawn as arrows between its states.
             Without them an arrow leads from each rank to those where its data is new.
+            What is new has a bold frame, of another colour in a scatter than in a gather.
         columns: stories side by side.
 
     Raises ValueError for no story, states of different numbers of ranks, and messages that are not
@@ -92,7 +110,9 @@ def pieces(
         steps = given.get(name) or [
             _new_data(before, after, parts) for before, after in pairwise(states)
         ]
-        _draw_states(canvas, x + _SIDE, y + _HEAD - 0.5, states, parts, steps)
+        hue = color_of(next((k for k in ("scatter", "gather") if k in name), "communication"))
+        arrows = hue if name in given else ""
+        _draw_states(canvas, x + _SIDE, y + _HEAD - 0.5, states, parts, steps, hue, arrows)
     said = description or f"Whose data is on which rank, step by step: {', '.join(stories)}."
     return canvas.picture(said)
 
@@ -121,32 +141,38 @@ def _draw_states(
     states: Sequence[Grid],
     parts: int,
     steps: Sequence[Messages],
+    hue: str,
+    arrows: str,
 ) -> None:
-    """Grids from left to right, ranks downwards, arrows between them."""
+    """Grids from left to right, ranks downwards, arrows between them ("": in the rank's colour)."""
     for rank in range(len(states[0])):
-        canvas.text(left - 0.25, top + rank + 0.45, f"{rank}", ha="right", fontsize=8, color=QUIET)
+        canvas.text(
+            left - 0.25, top + rank + 0.45, f"rank {rank}", ha="right", fontsize=8, color=QUIET
+        )
     for number, state in enumerate(states):
         for rank, row in enumerate(state):
             old = states[number - 1][rank] if number else row
             for part, code in enumerate(row):
                 changed = part >= len(old) or old[part] != code
-                _draw_cell(canvas, left + part, top + rank, origins(code, parts), changed)
+                _draw_cell(
+                    canvas, left + part, top + rank, origins(code, parts), hue if changed else ""
+                )
         left += _cells(state) + _GAP
         for source, destination in sorted(set(steps[number])) if number < len(steps) else []:
             start, end = (left - _GAP + 0.15, top + source + 0.45), top + destination + 0.45
-            canvas.arrow(start, (left - 0.15, end), color=rank_color(source))
+            canvas.arrow(start, (left - 0.15, end), color=arrows or rank_color(source))
 
 
 def _draw_cell(
-    canvas: Canvas, x: float, y: float, found: tuple[tuple[int, int], ...], changed: bool
+    canvas: Canvas, x: float, y: float, found: tuple[tuple[int, int], ...], hue: str
 ) -> None:
-    """A box, striped by the ranks that contributed; its edge is bold where it is new."""
+    """A box, striped by the ranks that contributed; `hue` is its bold edge where it is new."""
     side = 0.9
     for place, (rank, _) in enumerate(found):
         stripe = side / len(found)
         patch = Rectangle((x, y + place * stripe), side, stripe, facecolor=rank_color(rank), lw=0)
         canvas.axes.add_patch(patch)
-    edge, width = (color_of("communication"), 1.8) if changed and found else ("#CCCCCC", 0.6)
+    edge, width = (hue, 1.8) if hue and found else ("#CCCCCC", 0.6)
     canvas.axes.add_patch(Rectangle((x, y), side, side, fill=False, edgecolor=edge, lw=width))
     if len(found) == 1:
         ((rank, part),) = found
@@ -162,23 +188,3 @@ def _new_data(before: Grid, after: Grid, parts: int) -> list[tuple[int, int]]:
         new = {pair for code in row for pair in origins(code, parts)} - held
         found += [(source, rank) for source, _ in new if source != rank]
     return found
-
-
-def by_size(
-    curves: Mapping[str, Sequence[float]],
-    sizes_bytes: Sequence[int],
-    *,
-    ylabel: str,
-    points: Mapping[str, Sequence[float]] | None = None,
-    **how: Any,
-) -> Picture:
-    """Draw {label: one value a size} as lines over the sizes of messages, both axes logarithmic.
-
-    points: measured values, by the labels of the curves. Passes on to `lines` what else it takes
-    (hline, description), and raises ValueError as that does.
-    """
-    how.setdefault("description", f"{ylabel} over the size of a message: {', '.join(curves)}.")
-    how |= {"logx": True, "logy": True, "xunit": "bytes", "xlabel": "message", "ylabel": ylabel}
-    over = {label: (sizes_bytes, values) for label, values in curves.items()}
-    rings = {label: (sizes_bytes, values) for label, values in (points or {}).items()}
-    return lines(over, points=rings, **how)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -68,7 +70,7 @@ def test_boxes_have_the_colours_of_those_who_contributed() -> None:
         assert [round(p.get_x() - left, 3) for p in row] == [0, 1, 2]
         assert {round(p.get_y() - stripes[0].get_y(), 3) for p in row} == {rank}
     labels = {t.get_text() for t in texts(picture)}
-    assert {"A0", "B1", "C2", "all_reduce", "0", "1", "2"} <= labels
+    assert {"A0", "B1", "C2", "all_reduce", "rank 0", "rank 1", "rank 2"} <= labels
     new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
     assert len(new) == 9 and not any(p.get_fill() for p in new)
     assert {p.get_edgecolor() for p in new} == {to_rgba(KIND_COLORS["communication"])}
@@ -116,9 +118,16 @@ SIZES = [4**i for i in range(1, 12)]
 CURVES = {"ring": [1e-4 + n / 1e9 for n in SIZES], "tree": [1e-5 + n / 1e8 for n in SIZES]}
 
 
+def by_size(curves: dict, sizes: list[int], points: dict | None = None, **how: Any) -> show.Picture:
+    """Lines over the sizes of messages, as in the lesson."""
+    over, rings = ({k: (sizes, v) for k, v in (what or {}).items()} for what in (curves, points))
+    how |= {"logx": True, "logy": True, "xunit": "bytes", "xlabel": "message"}
+    return show.lines(over, points=rings, **how)
+
+
 def test_points_have_the_colour_of_their_curve() -> None:
     measured = [10 * value for value in CURVES["tree"]]
-    picture = show.by_size(CURVES, SIZES, points={"tree": measured}, ylabel="time (s)")
+    picture = by_size(CURVES, SIZES, points={"tree": measured}, ylabel="time (s)")
     (axes,) = picture.figure.axes
     ring, tree, dots = axes.lines[:3]
     for line, label in ((ring, "ring"), (tree, "tree")):
@@ -126,15 +135,33 @@ def test_points_have_the_colour_of_their_curve() -> None:
     assert list(dots.get_ydata()) == measured and dots.get_linestyle() == "None"
     assert dots.get_markeredgecolor() == tree.get_color() != ring.get_color()
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert repr(picture) == "time (s) over the size of a message: ring, tree."
+    assert repr(picture) == "time (s) over message; drawn: ring, tree."
 
 
 @pytest.mark.parametrize("sizes", [SIZES, SIZES[:1], [2**i for i in range(31)]])
 def test_any_sizes_stay_readable(sizes: list[int]) -> None:
     curves = {"ring": [float(n) for n in sizes], "tree": [2.0 * n for n in sizes]}
-    picture = show.by_size(curves, sizes, ylabel="bus bandwidth (GB/s)", hline={"link": 9.0})
+    picture = by_size(curves, sizes, ylabel="bus bandwidth (GB/s)", hline={"link": 9.0})
     assert flaws(picture) == []
     (dashes,) = [line for line in picture.figure.axes[0].lines if line.get_linestyle() == "--"]
     assert set(dashes.get_ydata()) == {9.0}
     shown = {text.get_text() for text in texts(picture)}
     assert {f"{sizes[0]} B"} <= shown
+
+
+def test_the_first_drawing_shows_that_all_get_the_sum() -> None:
+    picture = show.all_reduce_diagram()
+    assert flaws(picture) == []
+    shown = [text.get_text() for text in texts(picture)]
+    assert shown.count("111   222   333") == 3 and "100   200   300" in shown
+
+
+def test_what_is_new_has_another_colour_in_a_scatter_than_in_a_gather() -> None:
+    steps = [[(0, 1), (1, 2), (2, 0)]]
+    for name, kind in (("reduce-scatter", "scatter"), ("all-gather", "gather")):
+        picture = show.pieces({name: [codes(3, 3), summed(3, 3)]}, parts=3, messages={name: steps})
+        (axes,) = picture.figure.axes
+        new = [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1]
+        drawn = [p for p in axes.patches if isinstance(p, FancyArrowPatch)]
+        found = {p.get_edgecolor() for p in [*new, *drawn]}
+        assert found == {to_rgba(KIND_COLORS[kind])} and len(new) == 9 and len(drawn) == 3
