@@ -118,7 +118,8 @@ def padded_batch(lengths: Iterable[int]) -> Batch:
 
 def cut(batch: Batch, rows: int) -> list[Batch]:
     """Parts of `rows` rows; the last one may be smaller."""
-    return list(zip(batch[0].split(rows), batch[1].split(rows), strict=True))
+    starts = range(0, len(batch[0]), rows)
+    return [(batch[0][i : i + rows], batch[1][i : i + rows]) for i in starts]
 
 
 def flat_grads(model: nn.Module) -> Tensor:

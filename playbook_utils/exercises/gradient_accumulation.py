@@ -86,7 +86,10 @@ def _expect_grads(
         if right.grad is None:
             expect_equal(param.grad, None, what, hint="a frozen parameter has none")
         elif param.grad is None:
-            raise CheckFailed(f"{what}: found None, expected a tensor\nhint: leave it in .grad")
+            raise CheckFailed(
+                f"{what}: found None, expected a tensor\n"
+                "hint: no backward reached it, or it was cleared afterwards"
+            )
         else:
             expect_close(param.grad, right.grad, what, rtol=1e-9, atol=1e-12, hint=hint)
 
@@ -156,13 +159,16 @@ def _verify_tokens(attempt: Callable[[nn.Module, list[Batch]], Any]) -> None:
 
 
 def _verify_stream(attempt: Callable[[nn.Module, Iterator[Batch]], float]) -> None:
-    def as_they_come(model: WatchedModel, parts: list[Batch]) -> float:
+    def as_they_come(model: nn.Module, parts: list[Batch]) -> float:
+        assert isinstance(model, WatchedModel)
+        rows = model.rows
+
         def one_by_one() -> Iterator[Batch]:
             due = 0
             for number, part in enumerate(parts, start=1):
-                if len(model.rows) < due:
+                if len(rows) < due:
                     raise CheckFailed(
-                        f"part {number} was taken after {len(model.rows)} forward passes, expected "
+                        f"part {number} was taken after {len(rows)} forward passes, expected "
                         f"{number - 1}\nhint: a list of the parts holds the whole batch; use each "
                         "part as it comes"
                     )
@@ -237,7 +243,10 @@ class _Reference:
         if number is None or (isinstance(number, float) and not math.isfinite(number)):
             hint = _NO_MEAN
         elif isinstance(number, float):
-            after = {"this is the norm after clipping": min(norm, self.max_norm)}
+            after = {
+                "this is the norm after clipping": min(norm, self.max_norm),
+                "there was no gradient: clear before the first part, clip after the last": 0.0,
+            }
             hint = told(number, {**likely, **after}, hint, rtol=1e-4)
         expect_close(number, norm, f"norm, {which} step", rtol=1e-6, hint=hint)
 
@@ -271,7 +280,7 @@ def _verify_step(attempt: Callable[..., tuple[Any, Any]]) -> None:
             hint = "return two things: the loss, and the norm before clipping"
             returned = len(found) if isinstance(found, (tuple, list)) else 1
             expect_equal(returned, 2, "values returned", hint=hint)
-            reference.expect_norm(found[1], norm, {})
+            reference.expect_norm(found[1], norm, {"this is the loss: return loss, norm": loss})
             _expect_loss(found[0], loss, {}, "as accumulate_tokens returned it")
             reference.expect_params(
                 model, "the norm is right and the step is not: clip once, after the last part"
@@ -366,9 +375,9 @@ def _bf16_sums(
         model.zero_grad()
         (cross_entropy(model(tokens), targets) / len(parts)).backward()  # type: ignore[no-untyped-call]
         last = {n: p.grad.float() for n, p in trainable.items() if p.grad is not None}
-        for name, param in trainable.items():
-            right[name] += last[name]
-            rounded[name] += param.grad
+        for name, grad in last.items():
+            right[name] += grad
+            rounded[name] += grad
     model.zero_grad()
     likely = {
         f"this is the sum over {len(parts)} parts, and the mean is asked for: divide by their "

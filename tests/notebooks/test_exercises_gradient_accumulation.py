@@ -93,6 +93,20 @@ BUGS = {
         "        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
         "clip once, after the last part",
     ),
+    "cleared too late": (
+        "train_step",
+        "    optimizer.zero_grad()  # once, before the first part\n"
+        "    loss = accumulate_tokens(model, parts)\n",
+        "    loss = accumulate_tokens(model, parts)\n    optimizer.zero_grad()\n",
+        "clear before the first part",
+    ),
+    "in another order": (
+        "train_step",
+        "return loss, norm",
+        "return norm, loss",
+        "this is the loss",
+    ),
+    "no backward": ("accumulate", "        loss.backward()\n", "", "no backward reached it"),
     "never cleared": ("train_step", "optimizer.zero_grad()", "pass", "clear its gradients"),
     "not clipped": (
         "train_step",
