@@ -1,22 +1,31 @@
-"""What the checks of lesson 03 watch with: a model, a gradient scaler, and hooks on gradients.
+"""What the checks of lesson 03 watch with, and what they compare with.
 
     model = WatchedModel()
     ...
     model.rows, model.most_waiting          # rows of each forward; activations held at one time
+    PartGradients(parts).likely()           # {what a likely wrong answer did: its gradient}
 
-Left out: what is expected of them (`playbook_utils.exercises.gradient_accumulation`).
+A gradient that is wrong in a likely way is told by its value, so that the hint names what was done.
+Left out: what is expected (`playbook_utils.exercises.gradient_accumulation`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["ROWS", "SEQ_LEN", "VOCAB", "WatchedModel", "WatchedScaler", "watch_grads"]
+from playbook_utils.data import Batch
+from playbook_utils.model import cross_entropy
+
+__all__ = [
+    "ROWS", "SEQ_LEN", "VOCAB", "PartGradients", "WatchedModel", "WatchedScaler", "cut",
+    "flat_grads", "padded_batch", "told", "watch_grads",
+]  # fmt: skip
 
 VOCAB, ROWS, SEQ_LEN = 11, 7, 5
 
@@ -42,17 +51,17 @@ class WatchedModel(nn.Module):
         """(B, T) -> (B, T, V)."""
         self.rows.append(len(tokens))
         hidden = torch.tanh(self.frozen(self.embedding(tokens)))
-        scores: Tensor = self.head(hidden)
-        if scores.requires_grad:
+        logits: Tensor = self.head(hidden)
+        if logits.requires_grad:
             saved = StorageWeakRef(hidden.untyped_storage())  # type: ignore[no-untyped-call]
-            self._watch(saved, scores)
-        return scores
+            self._watch(saved, logits)
+        return logits
 
-    def _watch(self, saved: StorageWeakRef, scores: Tensor) -> None:
+    def _watch(self, saved: StorageWeakRef, logits: Tensor) -> None:
         def backward_came(_: Tensor) -> None:
             self._waiting = [other for other in self._waiting if other is not saved]
 
-        scores.register_hook(backward_came)  # type: ignore[no-untyped-call]
+        logits.register_hook(backward_came)  # type: ignore[no-untyped-call]
         self._waiting = [other for other in self._waiting if not other.expired()] + [saved]  # type: ignore[no-untyped-call]
         self.most_waiting = max(self.most_waiting, len(self._waiting))
 
@@ -96,3 +105,88 @@ def watch_grads(model: nn.Module) -> list[int]:
     for param in params:
         param.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
     return counts
+
+
+def padded_batch(lengths: Iterable[int]) -> Batch:
+    """Rows of these lengths; what follows is padding."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(VOCAB, (ROWS, SEQ_LEN), generator=generator)
+    targets = torch.randint(VOCAB, (ROWS, SEQ_LEN), generator=generator)
+    hidden = torch.arange(SEQ_LEN) >= torch.tensor(list(lengths))[:, None]
+    return tokens, targets.masked_fill(hidden, -100)
+
+
+def cut(batch: Batch, rows: int) -> list[Batch]:
+    """Parts of `rows` rows; the last one may be smaller."""
+    starts = range(0, len(batch[0]), rows)
+    return [(batch[0][i : i + rows], batch[1][i : i + rows]) for i in starts]
+
+
+def flat_grads(model: nn.Module) -> Tensor:
+    """All gradients of trainable parameters in one vector; zeros where there is none."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+class PartGradients:
+    """Gradients of each part's summed loss, from which right and likely wrong ones are made."""
+
+    def __init__(self, parts: list[Batch]) -> None:
+        model = WatchedModel()
+        self.counts = [int((targets != -100).sum()) for _, targets in parts]
+        self.rows = [len(tokens) for tokens, _ in parts]
+        self.num_positions = sum(targets.numel() for _, targets in parts)
+        self.sums = []
+        for tokens, targets in parts:
+            model.zero_grad()
+            cross_entropy(model(tokens), targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
+            self.sums.append(flat_grads(model))
+
+    def likely(self) -> dict[str, Tensor]:
+        """{hint: the gradient that somebody has who did it}; no part may be without a token."""
+        num_parts, num_tokens, whole = len(self.sums), sum(self.counts), sum(self.sums)
+        means = [part / count for part, count in zip(self.sums, self.counts, strict=True)]
+        by_rows = sum(m * n for m, n in zip(means, self.rows, strict=True)) / sum(self.rows)
+        running, seen = torch.zeros_like(means[0]), 0
+        for part, count in zip(self.sums, self.counts, strict=True):
+            seen += count
+            running = (running + part) / seen
+        found: Mapping[str, Tensor | float] = {
+            'means were added up and divided by T: take sums, reduction="sum"': sum(means)
+            / num_tokens,
+            "divided twice, in the loss and after it": whole / num_tokens / num_parts,
+            f"these are means of {num_parts} parts, added up: nothing divides by {num_parts}": sum(
+                means
+            ),
+            "this is the mean of the parts' means: a token of a short part counts too much": sum(
+                means
+            )
+            / num_parts,
+            "each mean was weighted by its rows: weigh it by its tokens, without padding": by_rows,
+            f"this is a sum over tokens: divide by T = {num_tokens}": whole,
+            f"divided by {self.num_positions}, all positions: padding (-100) is no token": whole
+            / self.num_positions,
+            f"sums over tokens were divided by the number of parts, expected T = {num_tokens}": (
+                whole / num_parts
+            ),
+            "only the last part is left: gradients were cleared within the loop": self.sums[-1]
+            / num_tokens,
+            "only the last part's mean is left: gradients were cleared within the loop": means[-1],
+            "the last part's mean over the parts: gradients were cleared within the loop": means[-1]
+            / num_parts,
+            "divided after each part: divide once, after the last": running,
+        }
+        return {hint: torch.as_tensor(gradient) for hint, gradient in found.items()}
+
+
+def told(
+    found: Tensor | float, likely: Mapping[str, Any], otherwise: str, rtol: float = 1e-6
+) -> str:
+    """The hint of the likely wrong value that `found` is, or `otherwise`."""
+    value = torch.as_tensor(found, dtype=torch.float64)
+    for hint, wrong in likely.items():
+        other = torch.as_tensor(wrong, dtype=torch.float64)
+        if other.shape == value.shape and bool((value - other).norm() <= rtol * other.norm()):
+            return hint
+    return otherwise
