@@ -66,7 +66,7 @@ def numbers(dtype: torch.dtype, numel: int) -> torch.Tensor:
     return torch.randint(0, 8, (numel,), generator=generator).to(dtype)
 
 
-def cases() -> list[tuple[torch.dtype, int]]:
+def sizes() -> list[tuple[torch.dtype, int]]:
     """All lengths at any world size; all types at one power of two, and at one that is none."""
     lengths = [(torch.float32, numel) for numel in LENGTHS]
     types = [(dtype, numel) for dtype in DTYPES for numel in (0, 3, 11)]
@@ -77,7 +77,7 @@ def differing(collectives: list[Callable], reference: Callable, group_of: Any = 
     """(collective, type, length) of each result that is not the reference's."""
     group = group_of() if group_of else None
     wrong = []
-    for dtype, numel in cases():
+    for dtype, numel in sizes():
         expected = numbers(dtype, numel)
         reference(expected, group=group)
         for place, collective in enumerate(collectives):
