@@ -6,241 +6,241 @@ from tests.notebooks.exercises import Lesson, ThreeWays
 
 LESSON = Lesson.read("20_flash_attention")
 
-_NAIVE_LSE = """\
-    return torch.cat(list(blocks), 1).logsumexp(-1)
-    for scores in blocks:
+_LOOP = """\
+        for columns in tiling.columns():
+            if tiling.kind(rows, columns) == "skipped":
+                continue
+            k_tile, v_tile = memory.load(k, columns), memory.load(v, columns)
+            scores = tile_scores(q_tile, k_tile, rows, columns, tiling)
+            state = add_keys(state, scores, v_tile)
+        maximum, total, weighted = state
 """
 _WHOLE = """\
-    pairs = list(blocks)
-    k, v = torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
-    for k, v in blocks:
+        scores = q_tile @ k.mT * q.shape[-1] ** -0.5
+        maximum = scores.amax(-1, keepdim=True)
+        weights = (scores - maximum).exp()
+        total, weighted = weights.sum(-1, keepdim=True), weights @ v
 """
-_TWICE = """\
-    top = torch.stack([scores.amax(-1) for scores in blocks]).amax(0)
-    return top + sum((s - top[:, None]).exp().sum(-1) for s in blocks).log()
-    for scores in blocks:
+_COLLECTED = """\
+        tiles = []
+        for columns in tiling.columns():
+            k_tile, v_tile = memory.load(k, columns), memory.load(v, columns)
+            tiles.append((tile_scores(q_tile, k_tile, rows, columns, tiling), v_tile))
+        scores = torch.cat([s for s, _ in tiles], -1)
+        maximum = scores.amax(-1, keepdim=True)
+        weights = (scores - maximum).exp()
+        total = weights.sum(-1, keepdim=True)
+        weighted = weights @ torch.cat([x for _, x in tiles], -2)
 """
-
-_JOINED_LSE = """\
-    whole = None
-    for scores in blocks:
-        whole = scores.clone() if whole is None else torch.cat([whole, scores], 1)
-    return whole.logsumexp(-1)
-    for scores in blocks:
+_ONCE = """\
+    memory = memory or SlowMemory()
+    k, v = memory.load(k), memory.load(v)
 """
-_COPIES = """\
-    pairs = [(k.clone(), v.clone()) for k, v in blocks]
-    k, v = (torch.cat(x) for x in zip(*pairs))
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
-    for k, v in blocks:
+_GLOBAL = """\
+    seen = add_keys.__dict__.setdefault("seen", [])
+    if torch.isinf(state[0]).all():
+        seen.clear()
+    seen.append((scores, v))
+    scores, v = torch.cat([s for s, _ in seen], -1), torch.cat([x for _, x in seen], -2)
+    larger = scores.amax(-1, keepdim=True)
+    weights = (scores - larger).exp()
+    return larger, weights.sum(-1, keepdim=True), weights @ v
 """
 
 # what is wrong: (function, what stands there, what is put in its place, what the check says)
 BUGS = {
-    "sum not corrected": (
-        "one_pass_lse",
-        "total * (maximum - larger).exp()",
-        "total",
-        "log-sum-exp, scores near 0",
-    ),
-    "corrected the wrong way round": (
-        "one_pass_lse",
-        "(maximum - larger).exp()",
-        "(larger - maximum).exp()",
-        "log-sum-exp, scores near 0",
-    ),
-    "log-sum-exp without the maximum": (
-        "one_pass_lse",
-        "return maximum + total.log()",
-        "return total.log()",
-        "log-sum-exp, scores near 0",
-    ),
-    "no maximum at all": (
-        "one_pass_lse",
-        "larger = torch.maximum(maximum, scores.amax(-1))",
-        "larger = torch.zeros_like(maximum)",
-        "scores near 5,000: found inf",
-    ),
-    "maximum starts at zero": (
-        "one_pass_lse",
-        "torch.full_like(scores[:, 0], -math.inf)",
-        "torch.zeros_like(scores[:, 0])",
-        "scores near -5,000",
-    ),
-    "maximum starts at zero, and the sum of it": (
-        "one_pass_lse",
-        "total = torch.zeros_like(maximum)",
-        "total = torch.ones_like(maximum)\n            maximum = torch.zeros_like(maximum)",
-        "log-sum-exp, scores near 0",
-    ),
-    "the last block's maximum": (
-        "one_pass_lse",
-        "torch.maximum(maximum, scores.amax(-1))",
-        "scores.amax(-1)",
-        "that fall along the row",
-    ),
-    "all blocks at once": (
-        "one_pass_lse",
-        "    for scores in blocks:\n",
-        _NAIVE_LSE,
-        "an earlier block still held",
-    ),
-    "blocks joined as they come": (
-        "one_pass_lse",
-        "    for scores in blocks:\n",
-        _JOINED_LSE,
-        "numbers held after 4 blocks",
-    ),
-    "two passes": (
-        "one_pass_lse",
-        "    for scores in blocks:\n",
-        _TWICE,
-        "a second pass",
-    ),
+    "sum not corrected": ("add_keys", "total * correction", "total", "total after 8 keys"),
     "values not corrected": (
-        "attend_blocks",
+        "add_keys",
         "weighted * correction",
         "weighted",
-        "attention, small scores",
+        "weighted after 8 keys",
     ),
     "nothing corrected": (
-        "attend_blocks",
+        "add_keys",
         "correction = (maximum - larger).exp()",
         "correction = 1.0",
-        "attention, small scores",
+        "total after 8 keys",
     ),
-    "not divided by the sum": (
-        "attend_blocks",
-        "return weighted / total",
-        "return weighted",
-        "attention, one block",
+    "corrected the wrong way round": (
+        "add_keys",
+        "(maximum - larger).exp()",
+        "(larger - maximum).exp()",
+        "total after 4 keys",
     ),
-    "divided in each block": (
-        "attend_blocks",
-        "weighted = weighted * correction + weights @ v",
-        "weighted = weighted * correction + weights @ v / total",
-        "attention, one block",
-    ),
-    "not scaled": (
-        "attend_blocks",
-        " / math.sqrt(q.shape[-1])",
-        "",
-        "attention, one block",
+    "the last tile's maximum": (
+        "add_keys",
+        "torch.maximum(maximum, scores.amax(-1, keepdim=True))",
+        "scores.amax(-1, keepdim=True)",
+        "maximum after 8 keys",
     ),
     "no maximum": (
-        "attend_blocks",
+        "add_keys",
         "larger = torch.maximum(maximum, scores.amax(-1, keepdim=True))",
         "larger = torch.zeros_like(maximum)",
-        "scores in the thousands",
+        "maximum after 4 keys",
     ),
-    "whole matrix": (
-        "attend_blocks",
-        "    for k, v in blocks:\n",
-        _WHOLE,
-        "an earlier block still held",
+    "one maximum for all rows": (
+        "add_keys",
+        "torch.maximum(maximum, scores.amax(-1, keepdim=True))",
+        "torch.maximum(maximum, scores.amax().expand_as(maximum))",
+        "maximum after 4 keys",
     ),
-    "copies of all blocks": (
-        "attend_blocks",
-        "    for k, v in blocks:\n",
-        _COPIES,
-        "numbers held after 4 blocks",
+    "divided in each tile": (
+        "add_keys",
+        "return larger, total, weighted * correction + weights @ v",
+        "return larger, total, (weighted * correction + weights @ v) / total",
+        "weighted after 4 keys",
     ),
-    "stops one key early": (
-        "key_tiles",
-        "range(0, stop + shift, block_k)",
-        "range(0, stop + shift - 1, block_k)",
-        "a tile is missing",
+    "all scores kept aside": (
+        "add_keys",
+        "    maximum, total, weighted = state\n",
+        _GLOBAL,
+        "maximum after 8 keys",
     ),
-    "one tile too many": (
-        "key_tiles",
-        "range(0, stop + shift, block_k)",
-        "range(0, min(stop + shift + 1, seq_k), block_k)",
-        "begins after the last key",
+    "only two returned": (
+        "add_keys",
+        "return larger, total, weighted * correction + weights @ v",
+        "return total, weighted * correction + weights @ v",
+        "expected (maximum, total, weighted)",
+    ),
+    "not divided by the sum": (
+        "flash_forward",
+        "weighted / total.clamp(min=1)",
+        "weighted",
+        "out, 20 queries",
+    ),
+    "log-sum-exp without the maximum": (
+        "flash_forward",
+        "maximum + total.log()",
+        "total.log()",
+        "lse, 20 queries",
+    ),
+    "the whole matrix": ("flash_forward", _LOOP, _WHOLE, "found nan"),
+    "the library's, after all loads": (
+        "flash_forward",
+        "    return out, lse",
+        "    out = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]\n"
+        "    return out, lse",
+        "found nan",
+    ),
+    "tiles collected": ("flash_forward", _LOOP, _COLLECTED, "numbers held at once"),
+    "all keys loaded once": (
+        "flash_forward",
+        "    memory = memory or SlowMemory()\n",
+        _ONCE,
+        "numbers loaded",
     ),
     "nothing skipped": (
-        "key_tiles",
-        "range(0, stop + shift, block_k)",
-        "range(0, seq_k, block_k)",
-        "begins after the last key",
+        "flash_forward",
+        'if tiling.kind(rows, columns) == "skipped":',
+        "if False:",
+        "causal",
     ),
-    "skips by the first query": (
-        "key_tiles",
-        "range(0, stop + shift, block_k)",
-        "range(0, start + shift + 1, block_k)",
-        "a tile is missing",
-    ),
-    "aligned at the first key": (
-        "key_tiles",
-        "shift = seq_k - seq_q",
-        "shift = 0",
-        "key_tiles(0, 3, 7, 19, 4)",
-    ),
-    "mask off by one, too many": (
-        "key_tiles",
-        "end - 1 > start + shift",
-        "end > start + shift",
-        "needs a mask if",
-    ),
-    "mask off by one, too few": (
-        "key_tiles",
-        "end - 1 > start + shift",
-        "end - 1 > start + shift + 1",
-        "needs a mask if",
-    ),
-    "masked everywhere": (
-        "key_tiles",
-        "end - 1 > start + shift",
-        "True",
-        "needs a mask if",
-    ),
-    "last tile beyond the keys": (
-        "key_tiles",
-        "min(first + block_k, seq_k)",
-        "first + block_k",
-        "end with the keys",
+    "log-sum-exp written past the memory": (
+        "flash_forward",
+        "memory.store(lse, rows, maximum + total.log())",
+        "lse[..., rows, :] = maximum + total.log()",
+        "numbers stored",
     ),
     "weights of the tile alone": (
-        "tile_gradients",
-        "p = (scale * q @ k.mT - lse[:, None]).exp()",
-        "p = (scale * q @ k.mT).softmax(-1)",
+        "backward_tile",
+        "p = (scores - lse).exp()",
+        "p = scores.softmax(-1)",
         "dv, joined over three tiles",
     ),
-    "log-sum-exp forgotten": (
-        "tile_gradients",
-        " - lse[:, None]",
-        "",
-        "dv, joined over three tiles",
-    ),
-    "no delta": (
-        "tile_gradients",
+    "log-sum-exp forgotten": ("backward_tile", " - lse", "", "dv, joined over three tiles"),
+    "no delta": ("backward_tile", " - delta", "", "dk, joined over three tiles"),
+    "delta of the tile alone": (
+        "backward_tile",
         " - delta",
-        "",
+        " - (p * (grad @ v.mT)).sum(-1, keepdim=True)",
         "dk, joined over three tiles",
     ),
-    "delta of the tile alone": (
-        "tile_gradients",
-        "delta = (grad * out).sum(-1, keepdim=True)",
-        "delta = (p * (grad @ v.mT)).sum(-1, keepdim=True)",
+    "not scaled": (
+        "backward_tile",
+        " * q.shape[-1] ** -0.5",
+        "",
         "dk, joined over three tiles",
     ),
     "dq not scaled": (
-        "tile_gradients",
-        "return scale * ds @ k",
-        "return ds @ k",
+        "backward_tile",
+        "return ds @ k,",
+        "return ds @ k * q.shape[-1] ** 0.5,",
         "dq, added over three tiles",
     ),
     "in another order": (
-        "tile_gradients",
-        "return scale * ds @ k, scale * ds.mT @ q, p.mT @ grad",
-        "return p.mT @ grad, scale * ds.mT @ q, scale * ds @ k",
+        "backward_tile",
+        "return ds @ k, ds.mT @ q, p.mT @ grad",
+        "return p.mT @ grad, ds.mT @ q, ds @ k",
         "shapes of (dq, dk, dv)",
     ),
     "only dq returned": (
-        "tile_gradients",
-        "return scale * ds @ k, scale * ds.mT @ q, p.mT @ grad",
-        "return scale * ds @ k",
+        "backward_tile",
+        "return ds @ k, ds.mT @ q, p.mT @ grad",
+        "return ds @ k",
         "expected (dq, dk, dv)",
+    ),
+    "aligned at the first key": ("tile_kind", " + shift", "", "shift 12"),
+    "mask off by one, too many": (
+        "tile_kind",
+        "columns.stop - 1 <= rows.start",
+        "columns.stop <= rows.start",
+        "already sees the tile's last key",
+    ),
+    "mask off by one, too few": (
+        "tile_kind",
+        "columns.stop - 1 <= rows.start",
+        "columns.stop - 2 <= rows.start",
+        "some query sees some key",
+    ),
+    "masked everywhere": (
+        "tile_kind",
+        "columns.stop - 1 <= rows.start + shift",
+        "False",
+        "already sees the tile's last key",
+    ),
+    "nothing skipped at all": (
+        "tile_kind",
+        "columns.start <= rows.stop - 1 + shift",
+        "True",
+        "lies beyond what the last query sees",
+    ),
+    "skips by the first query": (
+        "tile_kind",
+        "columns.start <= rows.stop - 1 + shift",
+        "columns.start <= rows.start + shift",
+        "some query sees some key",
+    ),
+    "one tile too many": (
+        "tile_kind",
+        "columns.start <= rows.stop - 1 + shift",
+        "columns.start <= rows.stop + shift",
+        "lies beyond what the last query sees",
+    ),
+    "a mean of both": (
+        "merge",
+        "one, other = (lse - finite).exp(), (other_lse - finite).exp()",
+        "one = other = torch.full_like(lse, 0.5)",
+        "out, 4 and 7 keys",
+    ),
+    "log-sum-exps without a maximum": (
+        "merge",
+        "torch.logaddexp(lse, other_lse)",
+        "(lse.exp() + other_lse.exp()).log()",
+        "4 and 7 keys, scores x 300",
+    ),
+    "weights exchanged": (
+        "merge",
+        "one, other = (lse - finite)",
+        "other, one = (lse - finite)",
+        "out, 4 and 7 keys",
+    ),
+    "nothing with nothing is NaN": (
+        "merge",
+        "merged.masked_fill(merged.isneginf(), 0.0)",
+        "merged",
+        "out of two parts without keys",
     ),
     "nothing skipped in the count": (
         "causal_traffic",

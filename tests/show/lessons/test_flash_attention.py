@@ -37,8 +37,17 @@ def test_each_kind_has_its_colour_and_a_line_in_the_key() -> None:
     found = colors(show.attention_tiles(CAUSAL))
     assert found[KIND_COLORS["compute"].upper()] == 3 + 1
     assert found[KIND_COLORS["idle"].upper()] == 3 + 1
-    assert found["#8CC5BE"] == 3 + 1
-    assert KIND_COLORS["communication"].upper() not in found
+    assert found["#88CCEE"] == 3 + 1
+    assert KIND_COLORS["communication"].upper() not in found and "#DDCC77" not in found
+
+
+def test_what_is_done_and_what_is_to_come_differ() -> None:
+    picture = show.attention_tiles(CAUSAL, current=(1, 0))
+    found = colors(picture)
+    assert found["#88CCEE"] == 1 + 1  # the first row's, done; the others come later
+    assert found["#DDCC77"] == 4 + 1
+    assert found[KIND_COLORS["idle"].upper()] == 3 + 1  # skipped is skipped, early or late
+    assert "1 computed and masked, 3 skipped, 4 still to compute." in picture.description
 
 
 def test_what_is_in_hand_stands_out() -> None:
