@@ -76,7 +76,9 @@ def _verify_run_again(attempt: Callable[..., Any]) -> None:
             "hint: inside backward nothing is recorded; run fn under torch.enable_grad()"
         )
     _expect_untouched(leaf)
-    hint = "return the gradient of the copy that fn was given, for the whole of `grad`"
+    hint = "start backward from `grad`: y.backward(grad), and return the copy's gradient"
+    if found is None:
+        hint = "a detached copy gets a gradient only after requires_grad_()"
     expect_equal(found, before.grad, "gradient of x", hint=hint)
     for name, one in fn.linear.named_parameters():
         expected = plain.linear.get_parameter(name).grad

@@ -246,6 +246,10 @@ _RING_CASES: tuple[tuple[int, list[_Case]], ...] = (
 )
 
 
+def _is(found: Tensor, expected: Tensor) -> bool:
+    return bool(expected.numel()) and torch.equal(found, expected)
+
+
 def _verify_ring(attempt: Callable[..., Tensor]) -> None:
     for world_size, cases in _RING_CASES:
         for (numel, dtype), numbers, ranks in _run(attempt, world_size, *cases):
@@ -256,6 +260,9 @@ def _verify_ring(attempt: Callable[..., Tensor]) -> None:
                     "what a rank receives is the chunk that its left neighbour has just sent: "
                     "add it to your own, and send that chunk in the next step"
                 )
+                after = (rank + 1) % world_size
+                if world_size > 1 and _is(tensor.tensor_split(world_size)[after], chunks[after]):
+                    hint = "it ends one chunk too late: send chunk r - 1 first, not your own"
                 expect_equal(value, chunks[rank], what, rank=rank, hint=hint)
                 part = tensor.tensor_split(world_size)[rank]
                 hint = "return a part of `tensor` itself, so that the all-gather finds it there"

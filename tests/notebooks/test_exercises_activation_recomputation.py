@@ -51,6 +51,12 @@ BUGS = {
         "fn(x)\n        y = fn(x)",
         "calls of fn: found 2, expected 1",
     ),
+    "a copy without gradients": (
+        "run_again",
+        "x.detach().requires_grad_()",
+        "x.detach()",
+        "only after requires_grad_()",
+    ),
     "not given back": ("run_again", "return x.grad", "return grad", "gradient of x"),
     "one gradient too few": (
         "checkpoint_two",

@@ -47,6 +47,14 @@ BUGS = {
         "dist.get_rank(), dist.get_world_size()",
         "hint: ",
     ),
+    "begins with its own chunk": (
+        "ring_reduce_scatter",
+        "        outgoing = chunks[(rank - step - 1) % n]\n"
+        "        growing = chunks[(rank - step - 2) % n]\n",
+        "        outgoing = chunks[(rank - step) % n]\n"
+        "        growing = chunks[(rank - step - 1) % n]\n",
+        "send chunk r - 1 first",
+    ),
     "the whole tensor round": (
         "ring_reduce_scatter",
         "    for step in range(n - 1):\n",
