@@ -154,8 +154,11 @@ def expect_equal(
         return
     # 4.0 or True where a whole number was asked for: equal, and yet not what was asked for.
     another = type(expected) is int and type(found) is not int
-    if isinstance(found, Tensor) or found != expected or another:
+    if isinstance(found, Tensor) or found != expected:
         _fail(what, found, expected, rank, hint)
+    if another:
+        hint = hint if isinstance(found, bool) else "a count is a whole number: use // or int()"
+        _fail(f"{what} is {expected}, but its type", type(found).__name__, "int", rank, hint)
 
 
 def expect_close(

@@ -90,6 +90,10 @@ _IDLE_CASES: Mapping[str, tuple[float, list[Span]]] = {
                     ("forward", 5, 6, "compute"), ("communication", 0, 9, "communication"),
                     ("backward", 4, 4.5, "compute"), ("idle", 6, 7, "compute")),
     ),
+    "a gap between times that are not round": (
+        0.0137 / 3.1907, _spans(("forward", 0.1093, 1.2071, "compute"),
+                                ("backward", 1.2208, 3.3, "compute")),
+    ),
     "no gap at all": (0.0, _spans(("forward", 7, 9, "compute"), ("backward", 9, 12, "compute"))),
 }  # fmt: skip
 
@@ -99,6 +103,8 @@ def _verify_idle_share(attempt: Callable[[Sequence[Span]], float]) -> None:
         found = attempt(list(spans))
         if isinstance(found, (int, float)) and found < 0:
             hint = "less than nothing is idle: where spans overlap, time was counted twice"
+        elif name.startswith("a gap between"):
+            hint = "the sum of the gaps is exact: samples of the row only come near it"
         elif name.startswith("a wait"):
             hint = "an idle span lies on the row and is part of its length, but nothing runs in it"
         else:
@@ -131,6 +137,10 @@ _EXPOSED_CASES: Mapping[str, list[Span]] = {
         ("backward", 0, 4, "compute"), ("idle", 4, 6, "compute"),
         ("communication", 3, 6, "communication"),
     ),
+    "times that are not round": _spans(
+        ("backward", 0.0, 2.7183, "compute"), ("communication", 1.7321, 3.1416, "communication"),
+        ("optimizer", 3.1407, 4.6692, "compute"),
+    ),
     "everything hidden": _spans(
         ("communication", 1, 2, "communication"), ("backward", 0, 3, "compute"),
     ),
@@ -145,6 +155,8 @@ def _verify_exposed(attempt: Callable[[Sequence[Span]], float]) -> None:
         hint = "cut time at every start and end: each piece is either hidden or exposed, once"
         if isinstance(found, (int, float)) and abs(found - total) < 1e-9 < abs(total - expected):
             hint = "this is all of the communication"
+        elif name.startswith("times that"):
+            hint = "cut time at the starts and ends themselves: samples only come near the sum"
         elif name.startswith("a wait"):
             hint = "an idle span computes nothing, so it hides nothing"
         elif isinstance(found, (int, float)) and found < expected - 1e-9:

@@ -282,8 +282,11 @@ def test_an_attempt_that_exits_fails() -> None:
 
 
 def test_a_whole_number_is_not_a_float_nor_a_bool() -> None:
-    with pytest.raises(CheckFailed, match=r"found 4.0, expected 4"):
+    told = "steps is 4, but its type: found float, expected int\nhint: a count is a whole number"
+    with pytest.raises(CheckFailed, match=told):
         expect_equal(4.0, 4, "steps")
-    with pytest.raises(CheckFailed, match=r"found True, expected 1"):
+    with pytest.raises(CheckFailed, match="its type: found bool, expected int"):
         expect_equal(True, 1, "steps")
+    with pytest.raises(CheckFailed, match=r"found 4\.5, expected 4"):
+        expect_equal(4.5, 4, "steps")
     expect_equal(4, 4.0, "seconds")

@@ -14,6 +14,25 @@ LESSON = Lesson.read("04_profiling")
 
 # what is wrong: (function, what stands there, what is put in its place, what the check says)
 BUGS = {
+    "ten thousand samples": (
+        "idle_share",
+        "    busy_s, done_s = 0.0, first_s\n",
+        "    length_s = max(s.end_s for s in row) - first_s\n"
+        "    times = [first_s + (i + 0.5) * length_s / 10_000 for i in range(10_000)]\n"
+        "    work = [s for s in row if s.kind != 'idle']\n"
+        "    return sum(not any(s.start_s <= t < s.end_s for s in work) for t in times) / 10_000\n"
+        "    busy_s, done_s = 0.0, first_s\n",
+        "samples of the row only come near it",
+    ),
+    "four samples a second": (
+        "exposed_s",
+        "    total_s = 0.0\n",
+        "    times = [(i + 0.5) / 4 for i in range(60)]\n"
+        "    seen = [{s.kind for s in spans if s.start_s <= t < s.end_s} for t in times]\n"
+        "    return sum(kinds - {'idle'} == {'communication'} for kinds in seen) / 4\n"
+        "    total_s = 0.0\n",
+        "samples only come near the sum",
+    ),
     "not waited for after the call": (
         "fair_time_s",
         "        fn()\n        device.synchronize()\n",
