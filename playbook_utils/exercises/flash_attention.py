@@ -187,6 +187,11 @@ def _verify_flash_forward(attempt: Callable[..., tuple[Tensor, Tensor]]) -> None
             "total; what does not come from memory.load is NaN here",
             "maximum + log(total), one number a query: squeeze its last axis",
         )
+        if tiling.causal:
+            hints = 2 * (
+                "pass over tiles whose tiling.kind(rows, columns) is 'skipped': tile_scores masks "
+                "only those that are 'masked'",
+            )
         case = f"{tiling.seq_q} queries, {tiling.seq_k} keys in tiles of 8 x {tiling.block_k}"
         for name, found, expected, hint in zip(
             ("out", "lse"), (out, lse), (right, right_lse), hints, strict=True
@@ -266,7 +271,7 @@ def _verify_merge(attempt: Callable[..., tuple[Tensor, Tensor]]) -> None:
         parts = [_attention(q, k[:, s], v[s])[:2] for s in (slice(0, cut), slice(cut, 11))]
         found = _tuple_of(attempt(*parts[0], *parts[1]), "out, lse")
         for name, value, right in zip(("out", "lse"), found, _attention(q, k, v), strict=False):
-            hint = "the weights of the two parts are e^(lse - merged lse), in the other's place too"
+            hint = "each part's out times e^(its lse - merged lse); merged lse = logaddexp of both"
             if cut in (0, 11):
                 hint = "a part without keys has lse -inf, and weighs nothing"
             where = f"{name}, {cut} and {11 - cut} keys, scores x {size:g}"

@@ -54,7 +54,12 @@ BUGS = {
         "works.append(dist.all_reduce(param.grad, group=group, async_op=True)); works[-1].wait()",
         "do not wait in the hook",
     ),
-    "two ranks for ever": ("send_early", "dist.get_world_size(group)", "2", "of `group`"),
+    "two ranks for ever": (
+        "send_early",
+        "dist.get_world_size(group)",
+        "2",
+        "the number of ranks is",
+    ),
     "not the group": ("send_early", "group=group, async_op", "async_op", "of `group`"),
     "nothing returned": ("send_early", "return works", "pass", "handles in the list"),
     "sent, not divided": ("send_early", "param.grad /= dist.get_world_size(group)", "pass", "mean"),
