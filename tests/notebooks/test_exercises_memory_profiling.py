@@ -29,7 +29,7 @@ BUGS = {
         "    return num_params(Decoder(config))\n    dim = config.dim\n",
         "a model was built",
     ),
-    "a fraction": ("count_params", "dim // config", "dim / config", "4 attention matrices"),
+    "a fraction": ("count_params", "dim // config", "dim / config", "a count is a whole number"),
     "no master copy": ("training_bytes", "each += 4  # master copy", "pass", "master copy"),
     "a master copy of FP32": (
         "training_bytes",
